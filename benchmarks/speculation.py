@@ -1,6 +1,6 @@
 """Speculation between threads: throughput and latency with and without it.
 
-    python -m benchmarks.speculation [--runs 5] [--events 10000] [--requests 3000]
+    python -m benchmarks.speculation [--runs 5] [--events 10000] [--requests 3000] [--parts run]
 
 Two partitions, without a log. ``run`` has calls of 5,000 transactions. ``submit`` has single requests, of
 which 500 at a time have no answer yet. The modes alternate within each run, and the fastest run counts, since
@@ -39,6 +39,7 @@ MODES: tuple[bool | str, ...] = (False, "rows", "tables", "occ")
 ACCOUNTS = 100_000
 SIZE = 5_000
 IN_FLIGHT = 500
+PARTS = ("run", "submit", "oltp")
 SCALES: dict[str, Any] = {
     "small_bank": SmallBankScale(customers=20_000, hot=1_000),
     "tpcc": TpccScale(warehouses=4, customers=30, items=1_000),
@@ -166,9 +167,12 @@ def _compare(
         db.close()
 
 
-def report(runs: int, count: int, requests: int) -> Iterator[str]:
+def report(runs: int, count: int, requests: int, parts: Sequence[str]) -> Iterator[str]:
     """Return the lines of the result."""
-    yield f"python -m benchmarks.speculation --runs {runs} --events {count} --requests {requests}"
+    yield (
+        f"python -m benchmarks.speculation --runs {runs} --events {count} --requests {requests} "
+        f"--parts {' '.join(parts)}"
+    )
     yield ""
     yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
     yield ""
@@ -179,18 +183,18 @@ def report(runs: int, count: int, requests: int) -> Iterator[str]:
     made = bank()
     rows = {"accounts": {"id": np.arange(ACCOUNTS), "balance": np.zeros(ACCOUNTS, np.int64)}}
     ranges = {"accounts": [ACCOUNTS // 2]}
-    for work in (0, 1_000):
+    for work in (0, 1_000) if "run" in parts else ():
         for share in (0.02, 0.1):
             title = f"run, work {work}, {share:.0%} over both"
             measure = partial(measure_run, procedure="transfer", rows=events(count, share, work))
             yield from _compare(_open(made, rows, ranges), title, count, runs, measure)
-    for work in (0, 1_000):
+    for work in (0, 1_000) if "submit" in parts else ():
         title = f"submit, work {work}, 10% over both"
         queued = transfers(requests, 0.1, work)
         yield from _compare(
             _open(made, rows, ranges), title, requests, runs, partial(measure_submit, requests=queued)
         )
-    for name, scale in SCALES.items():
+    for name, scale in SCALES.items() if "oltp" in parts else ():
         benchmark = BENCHMARKS[name]
         drawn = benchmark.requests(scale, requests, 1)
         own = None
@@ -212,6 +216,7 @@ def report(runs: int, count: int, requests: int) -> Iterator[str]:
     yield "at coord.: the share of transactions that ran at the coordinator; gathered: the tables whose"
     yield "rows were there at the end. beside, later: transactions that ran beside others of their call, and"
     yield "beside earlier requests."
+    yield "run with occ is the same as off, so the difference of these two is that of a busy machine."
     yield ""
     yield f"load {os.getloadavg()[0]:.1f} at the end"
 
@@ -224,9 +229,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="fastest of so many")
     parser.add_argument("--events", type=int, default=10_000, help="transactions of `run`")
     parser.add_argument("--requests", type=int, default=3_000, help="requests of `submit` and the benchmarks")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure")
     parser.add_argument("--out", type=Path, default=RESULT, help="the file of the result")
     options = parser.parse_args()
-    print_and_save(report(options.runs, options.events, options.requests), options.out)
+    print_and_save(report(options.runs, options.events, options.requests, options.parts), options.out)
 
 
 if __name__ == "__main__":

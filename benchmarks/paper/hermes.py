@@ -306,6 +306,8 @@ def figure_9(count: int, each: int) -> Iterator[str]:
     yield "b: of all candidates whenever one is looked for, as in the paper; compared: only at SP1 and SP2"
     yield "after the distributed transaction has executed a query there. All others are eligible anyway."
     yield "paper: throughput and latency differ little"
+    yield "TPC-C has few more of all, because most of its stalls are before the first query. SEATS has none"
+    yield "more: its statements that conflict are ranges, or their keys are results of earlier queries."
 
 
 def _share(yields: Sequence[tuple[int, int]]) -> float:

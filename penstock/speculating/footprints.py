@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = ["Booleans", "Footprint", "Footprints"]
 
 Booleans = npt.NDArray[np.bool_]
 _SAME_ROW = 1
+_conflict = cache(conflict_by_row)
 _NUMBERS_PER_ROW = 64
 """The numbers per row in the first, approximate comparison: so many that few different rows look equal."""
 
@@ -75,16 +77,22 @@ class Footprint:
     def find_conflicts(self, others: Iterable[Footprint], level: Level) -> Booleans:
         """Return which of these transactions conflict with any transaction in `others`."""
         found = np.zeros(self.transactions, np.bool_)
-        theirs = [part for other in others for part in other.parts if len(part.events)]
+        theirs: dict[Statement, list[Numbers] | None] = {}
+        for part in (part for other in others for part in other.parts if len(part.events)):
+            rows = theirs.setdefault(part.statement, [])
+            if part.rows is None:
+                theirs[part.statement] = None
+            elif rows is not None:
+                rows.append(part.rows)
         for one in self.parts:
-            for other in theirs:
-                by_row = conflict_by_row(one.statement, other.statement)
+            for statement, rows in theirs.items():
+                by_row = _conflict(one.statement, statement)
                 if not by_row:
                     continue
-                if level == "tables" or by_row > _SAME_ROW or one.rows is None or other.rows is None:
+                if level == "tables" or by_row > _SAME_ROW or one.rows is None or rows is None:
                     found[one.events] = True
                 else:
-                    found[one.events[_occur(one.rows, other.rows)]] = True
+                    found[one.events[_occur(one.rows, np.concatenate(rows))]] = True
         return found
 
     def find_blocked(self, candidates: Booleans, others: Sequence[Footprint], level: Level) -> Booleans:
