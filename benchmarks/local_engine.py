@@ -1,11 +1,13 @@
 """The local engine: the time to the first row, and from a tuple to its result.
 
-    python -m benchmarks.local_engine [--seconds 10] [--rates 10000 100000] [--starts 5]
+    python -m benchmarks.local_engine [--seconds 10] [--rates 10000 100000] [--starts 5] [--out FILE]
 
 The first row: from the start of the process ``penstock run`` to the first line of its console sink, with
 kernels compiled before. Latency: rows of the market arrive at a fixed rate and wait for their micro-batch.
 It ends when the results of the micro-batch are in the sink, with the state of the queue durable. Every tuple
 counts, whether a newer one of its key replaces it or not.
+
+``--starts 0 --rates`` (no rate) measures only the CPU of micro-batches.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ __all__ = ["report"]
 RESULT = REPOSITORY / "benchmarks" / "results" / "local_engine.txt"
 SINKS = ("memory", "pstream")
 WARM_UP_S = 5.0
+STEP_ROWS = 2_000
 
 
 @dataclass
@@ -102,6 +105,32 @@ def latency(
     }
 
 
+def step_cpu_ms(place: Path, sink: str, steps: int = 100) -> tuple[float, float]:
+    """Return the CPU time of a micro-batch of `STEP_ROWS` tuples: of its thread and of the process, in ms."""
+    timed = _Timed()
+
+    def output(schema: Any, checkpoint: str) -> Output:
+        if sink == "pstream":
+            timed.into = PStreamOutput({"path": str(place / "out")}, schema, checkpoint)
+        return timed
+
+    source = {
+        "type": "market", "rows_per_second": 100_000, "real_time": False,
+        "max_rows_per_trigger": STEP_ROWS, "start_time": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    document = _pipeline(place, 1).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    running = open_pipeline(
+        Pipeline.model_validate(document | {"source": source}), places=Places(output=output)
+    )
+    for _ in range(steps // 2):  # compiles, and fills the queue
+        running.step()
+    thread_s, process_s = time.thread_time(), time.process_time()
+    for _ in range(steps):
+        running.step()
+    ended = time.thread_time() - thread_s, time.process_time() - process_s
+    return 1000 * ended[0] / steps, 1000 * ended[1] / steps
+
+
 def first_row_s(place: Path) -> float:
     """Return the seconds from the start of a process to its first row."""
     market = Market(rate=10_000)
@@ -132,18 +161,24 @@ def report(seconds: float, rates: Sequence[int], starts: int) -> Iterator[str]:
     yield f"load average before: {os.getloadavg()[0]:.1f}"
     with scratch("local") as name:
         place = Path(name)
-        first_row_s(place)  # compiles
-        times = [first_row_s(place) for _ in range(starts)]
-        yield (
-            f"first row after the start of the process: median {statistics.median(times):.2f} s, "
-            f"least {min(times):.2f} s, most {max(times):.2f} s of {starts}"
-        )
+        if starts:
+            first_row_s(place)  # compiles
+            times = [first_row_s(place) for _ in range(starts)]
+            yield (
+                f"first row after the start of the process: median {statistics.median(times):.2f} s, "
+                f"least {min(times):.2f} s, most {max(times):.2f} s of {starts}"
+            )
     yield "from a tuple to its result, in ms; a linecutting queue of 3,000 symbols, one bucket"
     for rate in rates:
         for sink in SINKS:
             with scratch("local") as name:
                 facts = latency(Path(name), rate, seconds, sink)
             yield f"{rate:>9,} tuples/s  " + "  ".join(f"{name} {value}" for name, value in facts.items())
+    yield f"CPU of a micro-batch of {STEP_ROWS:,} tuples, in ms; the load of the machine changes it little"
+    for sink in SINKS:
+        with scratch("local") as name:
+            thread_ms, process_ms = step_cpu_ms(Path(name), sink)
+        yield f"sink {sink}  its thread {thread_ms:.1f}  all threads {process_ms:.1f}"
     yield f"load average after: {os.getloadavg()[0]:.1f}"
 
 
@@ -151,10 +186,11 @@ def main() -> None:
     """Print the report, and save it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--rates", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--rates", type=int, nargs="*", default=[10_000, 100_000])
     parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    print_and_save(report(arguments.seconds, arguments.rates, arguments.starts), RESULT)
+    print_and_save(report(arguments.seconds, arguments.rates, arguments.starts), arguments.out)
 
 
 if __name__ == "__main__":

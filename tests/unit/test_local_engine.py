@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from typer.testing import CliRunner
 
 from penstock import _failpoints
@@ -30,6 +33,8 @@ from penstock.jobs.pipelines.run import run_to_end
 from penstock.local_engine.file_formats import file_reader
 from penstock.local_engine.outputs import MemoryOutput, ParquetOutput
 from penstock.local_engine.query_log import EntryLog
+from penstock.monitoring import opentelemetry
+from penstock.monitoring.prometheus import PrometheusServer
 from penstock.spark_ext.worker.bucket_task import BucketTask, ServedBucket
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
@@ -454,6 +459,41 @@ def test_records_that_do_not_fit_are_refused_without_their_values(tmp_path: Path
     with pytest.raises(InvalidUsageError, match="do not fit the schema") as caught:
         file_reader("csv", pa.schema({"n": pa.int64()}), {})(tmp_path / "a.csv")
     assert "secret" not in str(caught.value)
+
+
+def test_metrics_are_offered_to_prometheus_and_sent_to_opentelemetry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = InMemoryMetricReader()
+    monkeypatch.setattr(opentelemetry, "otlp_provider", lambda: MeterProvider([reader]))
+    servers: list[PrometheusServer] = []
+    start = PrometheusServer.__init__
+
+    def note(server: PrometheusServer, host: str, port: int) -> None:
+        start(server, host, 0)  # a free port
+        servers.append(server)
+
+    monkeypatch.setattr(PrometheusServer, "__init__", note)
+    seen: list[str] = []
+
+    def scrape(batch: object) -> None:
+        with urllib.request.urlopen(servers[0].url) as answer:
+            seen.append(answer.read().decode())
+        seen.append(str(reader.get_metrics_data()))
+
+    checkpoint = str(tmp_path / "checkpoint")
+    query = {
+        "name": "q", "checkpoint": checkpoint, "trigger": "available_now",
+        "prometheus": 9, "opentelemetry": True,
+    }  # fmt: skip
+    files = {"type": "files", "format": "parquet", "path": str(tmp_path / "files")}
+    (tmp_path / "files").mkdir()
+    pq.write_table(updates(300), tmp_path / "files" / "0.parquet")
+    run_to_end(pipeline(tmp_path, queue=QUEUE, query=query, source=files), scrape)
+    assert 'penstock_rows_in_total{operator="queue",query="q"} 300.0' in seen[0]
+    assert "penstock.staleness.application" in seen[1]
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(servers[0].url)
 
 
 RATE = {"key": "value", "time": "timestamp"}

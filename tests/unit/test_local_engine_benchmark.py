@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.local_engine import SINKS, first_row_s, latency
+from benchmarks.local_engine import SINKS, first_row_s, latency, step_cpu_ms
 
 
 @pytest.mark.parametrize("sink", SINKS)
@@ -14,6 +14,12 @@ def test_each_tuple_has_a_latency(tmp_path: Path, sink: str) -> None:
     facts = latency(tmp_path, 2_000, 0.1, sink, warm_up_s=0.0)
     assert facts["tuples/s"] > 0
     assert 0 < facts["p50"] <= facts["p95"] <= facts["p99"]
+
+
+@pytest.mark.long
+def test_a_micro_batch_has_a_time_of_the_cpu(tmp_path: Path) -> None:
+    thread_ms, process_ms = step_cpu_ms(tmp_path, "pstream", steps=4)
+    assert 0 < thread_ms <= process_ms
 
 
 @pytest.mark.long

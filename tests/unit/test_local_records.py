@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock import _failpoints
@@ -133,6 +133,7 @@ _texts = st.one_of(_values.map(json.dumps), st.text('{}":, \na1', max_size=6), s
 
 
 @settings(max_examples=40)
+@example(['{"t": 1}} {"value": {"t": 5}', '{"t": 2}'])
 @given(st.lists(_texts, max_size=12))
 def test_json_is_decoded_as_record_by_record(texts: list[str]) -> None:
     schema = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})

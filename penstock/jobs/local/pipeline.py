@@ -148,9 +148,6 @@ def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterato
         yield problem(f"the local engine has no sink {pipeline.sink.type}", "sink", "type")
     if isinstance(pipeline.sink, ParquetSink) and pipeline.sink.options:
         yield problem("the local engine knows no options of Parquet", "sink", "options")
-    for export in ("prometheus", "opentelemetry"):
-        if getattr(pipeline.query, export):
-            yield problem("the local engine writes metrics only to a file", "query", export)
     for name in sorted(pipeline.query.spark.keys() - _SETTINGS):
         if name.startswith("spark.sql."):
             yield problem(f"the local engine does not know {name}", "query", "spark")

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from penstock._clock import monotonic_s, now_us, pause
 from penstock.conf.document import Document
-from penstock.conf.pipeline import Pipeline
+from penstock.conf.pipeline import Pipeline, Query
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer
 from penstock.jobs.signals import StopSignals
 from penstock.local_engine.query import LocalBatch
 from penstock.local_engine.start import RESULTS
-from penstock.units import parse_duration_us
+from penstock.monitoring.batch import OperatorBatch
+from penstock.units import parse_address, parse_duration_us
 
 __all__ = ["AVAILABLE_NOW", "run_local"]
 
@@ -54,14 +56,17 @@ def run_local(
     """
     totals = Totals()
     chosen_s = 0.0
-    with StopSignals() as signals, ExitStack() as printer:
-        show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
+    with StopSignals() as signals, ExitStack() as stack:
+        show = stack.enter_context(batch_printer()) if on_batch is None else on_batch
         running = open_pipeline(pipeline, document)
         metrics = _MetricsFile(pipeline)
+        exports = _open_exports(pipeline.query, stack)
 
         def note(done: LocalBatch) -> None:
             nonlocal totals, chosen_s
             metrics.write(done)
+            for export in exports:
+                export([_operator_batch(done, pipeline.query.name)])
             if done.query == RESULTS:
                 batch = _batch(done)
                 totals = totals.plus(batch)
@@ -86,6 +91,45 @@ def run_local(
             while not is_stopped() and (left_s := next_s - monotonic_s()) > 0:
                 pause(min(left_s, _SIGNAL_S))  # wait until the next trigger
     return replace(totals, signal=signals.received)
+
+
+def _open_exports(query: Query, stack: ExitStack) -> list[Callable[[Iterable[OperatorBatch]], None]]:
+    """Open the exports of metrics that a pipeline has; the stack closes them."""
+    exports: list[Callable[[Iterable[OperatorBatch]], None]] = []
+    if query.prometheus is not None:
+        from penstock.monitoring.prometheus import PrometheusServer  # few runs have it
+
+        server = PrometheusServer(*parse_address(query.prometheus))
+        stack.callback(server.close)
+        exports.append(server.exporter.add)
+    if query.opentelemetry:
+        from penstock.monitoring.opentelemetry import OpenTelemetryExporter, otlp_provider
+
+        provider: Any = otlp_provider()
+        stack.callback(provider.shutdown)
+        exports.append(OpenTelemetryExporter(provider).add)
+    return exports
+
+
+def _query_name(done: LocalBatch, name: str) -> str:
+    return name if done.query == RESULTS else f"{name}.{done.query}"
+
+
+def _start_of(done: LocalBatch) -> str:
+    return datetime.fromtimestamp(now_us() / 1e6 - done.duration_ms / 1e3, UTC).isoformat()
+
+
+def _operator_batch(done: LocalBatch, name: str) -> OperatorBatch:
+    return OperatorBatch(
+        query=_query_name(done, name),
+        query_id=done.query_id,
+        batch_id=done.number,
+        timestamp=_start_of(done),
+        operator=done.operator,
+        batch_ms=round(done.duration_ms),
+        bad_records=done.bad_records,
+        metrics=done.metrics,
+    )
 
 
 def _batch(done: LocalBatch) -> Batch:
@@ -121,10 +165,10 @@ class _MetricsFile:
         if self._path is None:
             return
         entry = {
-            "query": self._name if done.query == RESULTS else f"{self._name}.{done.query}",
+            "query": _query_name(done, self._name),
             "query_id": done.query_id,
             "batch_id": done.number,
-            "timestamp": datetime.fromtimestamp(now_us() / 1e6 - done.duration_ms / 1e3, UTC).isoformat(),
+            "timestamp": _start_of(done),
             "operator": done.operator,
             "batch_ms": round(done.duration_ms, 3),
             "bad_records": done.bad_records,
