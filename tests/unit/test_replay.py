@@ -204,7 +204,7 @@ def test_another_policy_begins_with_the_keys_that_waited(ran: Run) -> None:
 
 WINDOWS: dict[str, Any] = {
     "queue": None, "group_by": ["k"], "aggregates": {"n": "count(*)", "sum": "sum(v)"},
-    "window": {"time": "t", "unit": "s", "size": "3 s", "slide": "1 s", "mode": "lazy", "budget": 4},
+    "window": {"time": "t", "unit": "s", "size": "3 s", "slide": "1 s", "mode": "lazy", "budget": 2},
 }  # fmt: skip
 
 
@@ -230,26 +230,26 @@ def test_another_policy_of_windows_is_answered_as_if_it_had_run(tmp_path: Path, 
 
 @pytest.mark.parametrize("weight", long_but([None, "v"], None))
 def test_windows_that_wait_line_up_for_another_policy(tmp_path: Path, weight: str | None) -> None:
-    """Without weights fifo serves them in the order of their oldest updates: fifo to fifo is no change."""
-    sections = windows_by("fifo")
+    """Without weights in_place serves by the oldest update, so in_place to in_place is no change."""
+    sections = windows_by("in_place")
     if weight is not None:
         sections |= {"projection": ["k", "t", "v + 1 AS v"]}
         sections["window"] = sections["window"] | {"weight": weight}
-    run = Run(tmp_path, **sections).go(range(8))
+    run = Run(tmp_path, **sections).go(range(10))
     loaded, document = load_document(run.file)
     opened = Checkpoint.open(str(run.place / "checkpoint"))
     recorded = open_query(loaded, document, opened, str(tmp_path / "same"))
-    numbers = recorded.recording.choose(4, None)
+    numbers = recorded.recording.choose(6, None)
     same = list(Replay(recorded, recorded, str(tmp_path / "same")).run(numbers))
     query = open_query(loaded, document, opened, str(tmp_path / "changed"))
-    changed = list(Replay(query, recorded, str(tmp_path / "changed"), Policy.FIFO).run(numbers))
+    changed = list(Replay(query, recorded, str(tmp_path / "changed"), Policy.IN_PLACE).run(numbers))
     assert same[0].metrics.waiting_keys > 0
     if weight is None:
         assert [one.results for one in changed] == [one.results for one in same]
     for name in ("linecutting", "freshest"):
-        answer = run.found("--from", "4", "--policy", name)
+        answer = run.found("--from", "6", "--policy", name)
         totals = {policy: one["batches"][0]["rows_out"] for policy, one in answer.items()}
-        assert totals == {"fifo": 4, name: 4}
+        assert totals == {"in_place": 2, name: 2}
 
 
 def test_what_is_collected_is_named_with_what_can_be_replayed(tmp_path: Path) -> None:
