@@ -240,9 +240,7 @@ def _transactions() -> None:
         for events in (ledger.opening(4), ledger.workload(4, 4, 1)):
             state.run(ledger.procedure.program(), events)
         state.close()
-    set_kernels.contains(set_kernels.new_set(), 1)
-    set_kernels.add(set_kernels.new_set(), 1)
-    set_kernels.size(set_kernels.new_set())
+    set_kernels.new_set()
     tree = Tree()
     for slot in range(9):
         tree.change(slot, slot % 3, slot % 2)
