@@ -138,7 +138,9 @@ def test_both_engines_give_the_same_rows_and_take_turns(
         names = ("key", "value", "topic", "partition", "offset", "timestampType", "headers")
     else:
         source["reject_to"] = str(tmp_path / "rejected")
-        sections["queue"] = {"key": "kafka_offset", "time": "kafka_offset", "buckets": 2}
+        sections["queue"] = {
+            "key": "kafka_key", "time": "kafka_offset", "semantics": "append", "buckets": 2,
+        }  # fmt: skip
     if case == "debezium":
         changes = [
             change("r", None, {"id": 1, "name": "a"}, 1), change("d", {"id": 2, "name": None}, None, 4),
@@ -146,7 +148,7 @@ def test_both_engines_give_the_same_rows_and_take_turns(
             change("t", None, None, 6), Record(b"k", None), Record(b"k", b'{"op": 5}'),
         ]  # fmt: skip
         records = [changes, changes[:3], changes[2:]]
-        source |= {"value_format": "debezium", "schema": "id INT, name STRING"}
+        source |= {"value_format": "debezium", "schema": "id INT, name STRING", "on_error": "keep"}
         names = ("id", "name", "deleted", "change_op", "change_ms", "change_lsn", "kafka_offset")
     turns = {"local": ["local"] * 3, "turns": ["local", "spark", "local"], "spark": ["spark"] * 3}
     for number, some in enumerate(records):
