@@ -266,8 +266,8 @@ def figure_7(count: int, each: int) -> Iterator[str]:
     yield "columns have the values that its text tells."
     yield "here, at best: " + ", ".join(f"{title} {ratio - 1:+.0%}" for title, ratio in best.items())
     yield "With SEATS, a look-up by text needs all partitions here. H-Store replicates an index for that."
-    yield "So its stalls are longer, and more transactions run in them. Distributed transactions wait behind"
-    yield "the additional clients in the queues of partitions, so speculation alone makes them slower."
+    yield "Probably its stalls are longer for this reason, and more transactions run in them. SpecTxn makes"
+    yield "distributed transactions slower, probably because they wait behind the additional clients."
 
 
 def figure_9(count: int, each: int) -> Iterator[str]:
@@ -306,8 +306,9 @@ def figure_9(count: int, each: int) -> Iterator[str]:
     yield "b: of all candidates whenever one is looked for, as in the paper; compared: only at SP1 and SP2"
     yield "after the distributed transaction has executed a query there. All others are eligible anyway."
     yield "paper: throughput and latency differ little"
-    yield "TPC-C has few more of all, because most of its stalls are before the first query. SEATS has none"
-    yield "more: its statements that conflict are ranges, or their keys are results of earlier queries."
+    yield "TPC-C has few more of all, probably because most of its stalls are before the first query. SEATS"
+    yield "has none more, probably because its statements that conflict are ranges, or their keys are results"
+    yield "of earlier queries."
 
 
 def _share(yields: Sequence[tuple[int, int]]) -> float:

@@ -260,6 +260,7 @@ class Speculation:
         known = self._times.get((program.digest, _MOVING))
         if known is None or (program.digest, _SINGLE) not in self._times:
             return MOVE_COST
+        # No move is measured while tables are gathered, so a time that is too high would keep them there.
         return min(known / self._times[program.digest, _SINGLE], MOVE_COST)
 
     def _choose(
