@@ -86,6 +86,7 @@ class StalledCall:
             for home in self._first.keys() | self._beside.keys()
         }
         self._futures: dict[int, list[Future[list[Done]]]] = {}
+        self._copies: list[dict[str, pa.RecordBatch]] = []
         self._forwarded: pa.RecordBatch | None = None
         self._deltas: dict[str, Mapping[str, pa.RecordBatch]] = {}
         self._own: dict[int, list[pa.RecordBatch]] = {}
@@ -121,12 +122,8 @@ class StalledCall:
             copies = [future.result() for future in fetched.values()]
         finally:
             wait(fetched.values())
-        begin = _clock.monotonic_s()
-        for name in self._split_names:
-            rows = [copy[name] for copy, _ in copies if copy[name].num_rows]
-            if rows:
-                tables._coordinator[name].upsert(concat(rows), dirty=False)
-        self.moving_s = _clock.monotonic_s() - begin + max((spent for _, spent in copies), default=0.0)
+        self._copies = [copy for copy, _ in copies]
+        self.moving_s = max((spent for _, spent in copies), default=0.0)
 
     def _submit(self, home: int, tasks: Sequence[Task]) -> None:
         future = self._tables._threads[home].submit(self._run, home, tasks)
@@ -149,18 +146,23 @@ class StalledCall:
         return done
 
     def run_stalled(self) -> None:
-        """Run the transactions over several partitions at the coordinator; keep their changes there."""
+        """Move the fetched rows to the coordinator, run the forwarded transactions, keep their changes."""
         coordinator = self._tables._coordinator
         _ = self._program.kernel  # as in `_run`
         begin = _clock.monotonic_s()
         try:
+            for name in self._split_names:
+                rows = [copy[name] for copy in self._copies if copy[name].num_rows]
+                if rows:
+                    coordinator[name].upsert(concat(rows), dirty=False)
+            moved = _clock.monotonic_s()
             self._forwarded = coordinator.run(self._program, self._stalled_events)
-            self.stalled_s = _clock.monotonic_s() - begin
+            self.moving_s += moved - begin
+            self.stalled_s = _clock.monotonic_s() - moved
             self._deltas = {name: coordinator[name].delta() for name in self._split_names}
         finally:
             for name in self._split_names:
                 coordinator.clear(name)
-            coordinator.forget_deleted()
 
     def finish(self) -> None:
         """Wait until no partition runs anything."""

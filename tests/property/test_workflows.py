@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import InvalidUsageError
+from penstock.errors import InternalError
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import TableSet, event_schema
 from penstock.procedures.plain.rounds import PlainRounds
@@ -242,5 +242,5 @@ def test_reasons_are_taken_by_their_numbers(drawn: tuple[list[str], list[int]]) 
 
 
 def test_reasons_beyond_the_offsets_of_arrow_are_an_error() -> None:
-    with pytest.raises(InvalidUsageError, match=r"more than 2 GiB: events=2049 size_bytes=2148532224"):
+    with pytest.raises(InternalError, match=r"more than 2 GiB: events=2049 size_bytes=2148532224"):
         take_texts(["x" * (1 << 20)], np.ones(2049, np.int64))

@@ -15,12 +15,20 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli import app
-from penstock.errors import CorruptDataError, FencedError, InvalidUsageError, UnavailableError
+from penstock.errors import (
+    CorruptDataError,
+    FencedError,
+    InternalError,
+    InvalidUsageError,
+    UnavailableError,
+)
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process import command_log
 from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.procedures.in_process.request_queue import Request
+from penstock.procedures.workflows import rejections
 from penstock.state_store.bucket_store import BucketStore
 from tests.procedures import define, interpreted
 
@@ -117,6 +125,27 @@ def test_a_second_process_fences_the_first(tmp_path: Path) -> None:
     second.call("move", source=1, target=2, amount=3, note="kept")
     with bank().open(tmp_path / "bank") as third:
         assert rows(third)[1]["balance"] == 97
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_call_with_too_long_reasons_does_not_stay_in_memory_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued: bool
+) -> None:
+    one = {"source": 1, "target": 2, "amount": 3, "note": "lost"}
+    with bank().open(tmp_path / "bank") as db:
+        db.load("accounts", FIRST)
+        monkeypatch.setattr(rejections, "_MOST_BYTES", 4)
+        made = [one, one | {"amount": 1000}]
+        with pytest.raises(InternalError, match="more than 2 GiB"):
+            if queued:
+                db._run_groups([requests := [Request("move", move) for move in made]])
+                requests[0].future.result(60)
+            db.run("move", pa.Table.from_pylist(made))
+        monkeypatch.undo()
+        with pytest.raises(InvalidUsageError, match="a call could not be stored"):
+            db.call("move", **one)
+    with bank().open(tmp_path / "bank") as db:
+        assert db.table("accounts").sort_by("id")["balance"].to_pylist() == [100] * 6
 
 
 def test_a_changed_procedure_is_refused_while_its_calls_would_be_repeated(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import InvalidUsageError
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.partitions import partitioned_rows
@@ -83,8 +84,7 @@ def without_compiler(database: Database) -> None:
     """Let Python run the kernels, since machine code takes long to make."""
     for procedure in database.procedures.values():
         program = procedure.program()
-        assert isinstance(program, Program)
-        for one in (program, program.route):
+        for one in (program, program.route) if isinstance(program, Program) else ():
             if one is not None:
                 one.__dict__["kernel"] = interpreted(one)
 
@@ -337,7 +337,8 @@ def test_unusable_ranges_of_the_command_line_are_refused(texts: list[str]) -> No
         read_ranges(shop().tables, texts)
 
 
-def test_calls_that_a_predictor_does_not_decline_leave_other_tables_gathered() -> None:
+def shop_with_stores() -> Database:
+    """Return a shop with one more partitioned table."""
     database = shop()
     database.table("stores", "store bigint, sales bigint NOT NULL", key="store", partition_by="store")
 
@@ -346,6 +347,11 @@ def test_calls_that_a_predictor_does_not_decline_leave_other_tables_gathered() -
         stores[e.store].sales += stores[e.other].sales
 
     without_compiler(database)
+    return database
+
+
+def test_calls_that_a_predictor_does_not_decline_leave_other_tables_gathered() -> None:
+    database = shop_with_stores()
     declined = {"send_rarest"}
     predictor = SimpleNamespace(declines=lambda one: one.name in declined, run=lambda one, events: None)
     with database.open(partitions=2, ranges={"stock": [100], "stores": [100]}) as db:
@@ -373,3 +379,79 @@ def test_a_write_to_a_replicated_table_gathers_no_other_table() -> None:
         db.call("send", store=1, other=300, item=1)
         assert isinstance(db._state, PartitionedTables)
         assert db._state.gathered.names == set()
+
+
+def test_rows_deleted_while_gathered_stay_deleted_after_a_call_that_speculates(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"partitions": 2, "ranges": {"stock": [100], "stores": [100]}}
+    with shop_with_stores().open(tmp_path, **options, speculate=True) as db:
+        db.load("stock", STOCK | {"item": [1, 2, 2]})
+        db.load("stores", {"store": [1, 2, 300], "sales": [1, 1, 1]})
+        db.checkpoint()
+        state = db._state
+        assert isinstance(state, PartitionedTables)
+        assert state.speculation is not None
+        db.run("drop", {"item": [1]})
+        db.run("swap", {"store": [1] + [2] * 40, "other": [300] + [2] * 40})
+        assert (state.gathered.names, state.speculation.beside) == ({"stock"}, 40)
+    with shop_with_stores().open(tmp_path) as db:
+        assert sorted(db.table("stock")["store"].to_pylist()) == [2, 300]
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_rows_that_were_moved_for_a_failed_call_do_not_stay_at_the_coordinator(speculate: bool) -> None:
+    with shop().open(partitions=2, ranges={"stock": [100]}, speculate=speculate) as db:
+        db.load("stock", STOCK)
+        state = db._state
+        assert isinstance(state, PartitionedTables)
+        stock = state._coordinator["stock"]
+        upsert = stock.upsert
+
+        def fail(rows: pa.RecordBatch, *, dirty: bool) -> None:
+            upsert(rows, dirty=dirty)
+            raise InternalError("this fails")
+
+        with patch.object(stock, "upsert", fail), pytest.raises(InternalError, match="this fails"):
+            db.call("send", store=1, other=300, item=1)
+        assert len(state._coordinator["stock"]) == 0
+        assert db.table("stock")["count"].to_pylist() == [9, 9, 9]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_call_that_a_predictor_is_not_asked_about_moves_no_gathered_tables(plain: bool) -> None:
+    database = shop()
+
+    @database.procedure(event="store bigint, other bigint", plain=plain)
+    def swap(e: Any, stock: Any) -> Any:
+        stock[(e.store, 1)].count += stock[(e.other, 1)].count
+
+    without_compiler(database)
+    predictor = SimpleNamespace(declines=lambda one: one.name == "drop", run=lambda one, events: None)
+    with database.open(partitions=2, ranges={"stock": [100]}) as db:
+        db.load("stock", STOCK)
+        state = db._state
+        assert isinstance(state, PartitionedTables)
+        state.predicted = cast(Any, predictor)
+        with patch.object(state.gathered, "_move", wraps=state.gathered._move) as move:
+            for _ in range(3):
+                db.call("drop", item=2)
+                db.call("swap", store=1, other=2)
+        assert (state.gathered.names, move.call_count) == ({"stock"}, 1)
+        assert sorted(db.table("stock")["count"].to_pylist()) == [9, 9, 36]
+
+
+def test_a_procedure_that_python_runs_gathers_its_tables_beside_a_predictor() -> None:
+    database = shop()
+
+    @database.procedure(event="store bigint, other bigint", plain=True)
+    def swap(e: Any, stock: Any) -> Any:
+        stock[(e.store, 1)].count += stock[(e.other, 1)].count
+
+    without_compiler(database)
+    predictor = SimpleNamespace(declines=lambda one: False, run=lambda one, events: None)
+    with database.open(partitions=2, ranges={"stock": [100]}) as db:
+        db.load("stock", STOCK)
+        state = db._state
+        assert isinstance(state, PartitionedTables)
+        state.predicted = cast(Any, predictor)
+        db.call("swap", store=1, other=300)
+        assert state.gathered.names == {"stock"}

@@ -248,7 +248,8 @@ class PartitionedTables:
     ) -> bool:
         """Return whether transactions run over gathered tables; see `GatheredTables.choose`."""
         names = [spec.name for spec in program.tables if spec.name in self.placements]
-        if self.predicted is not None and not self.predicted.declines(program):
+        asked = several and isinstance(program, Program) and not program.stages  # others are never predicted
+        if asked and self.predicted is not None and not self.predicted.declines(program):
             self.gathered.scatter(only_for=names)
             return False
         cost = None if self.speculation is None else self.speculation.move_cost(program)
@@ -278,11 +279,11 @@ class PartitionedTables:
         split = [name for name in names if name in self.placements]
         parts = None if keys is None else self._keys_by_partition(keys)
         copies = self._each({number: partial(self._fetch, number, split, parts) for number in needed})
-        for name in split:
-            rows = [copy[name] for copy in copies.values() if copy[name].num_rows]
-            if rows:
-                self._coordinator[name].upsert(concat(rows), dirty=False)
         try:
+            for name in split:
+                rows = [copy[name] for copy in copies.values() if copy[name].num_rows]
+                if rows:
+                    self._coordinator[name].upsert(concat(rows), dirty=False)
             results = self._coordinator.run(program, events, bounds)
             self._spread({name: self._coordinator[name].delta() for name in names})
         finally:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.errors import InvalidUsageError
+from penstock.errors import InternalError
 from penstock.procedures.compiler.output import FIRST_REASON
 from penstock.procedures.compiler.program import Program
 
@@ -33,7 +33,7 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
 
     Raises
     ------
-    InvalidUsageError
+    InternalError
         If the reasons take more than 2 GiB.
     """
     if not codes.any():
@@ -64,7 +64,7 @@ def take_texts(texts: Sequence[str], numbers: npt.NDArray[np.int64]) -> pa.Array
 
     Raises
     ------
-    InvalidUsageError
+    InternalError
         If the texts take more than 2 GiB.
     """
     encoded = [b"", *(text.encode() for text in texts)]
@@ -72,7 +72,8 @@ def take_texts(texts: Sequence[str], numbers: npt.NDArray[np.int64]) -> pa.Array
     offsets = np.empty(len(numbers) + 1, np.int32)
     size_bytes = add_sizes(numbers, sizes, offsets)
     if size_bytes > _MOST_BYTES:
-        raise InvalidUsageError(
+        # Not `InvalidUsageError`: that leaves tables unchanged, and here the transactions have run.
+        raise InternalError(
             "the reasons for rejections of one batch take more than 2 GiB",
             events=len(numbers),
             size_bytes=size_bytes,
