@@ -420,7 +420,6 @@ def test_predictions_that_forward_most_transactions_pause(monkeypatch: pytest.Mo
 def test_calls_that_would_copy_many_rows_leave_the_rows_where_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run, "USELESS_PAUSE", 2)
     draw, guesses = np.random.default_rng(1), Guesses(0, "all")
     with CHAIN.open() as serial, CHAIN.open(partitions=2, predictor=guesses) as db:
         for one in (serial, db):
@@ -431,15 +430,32 @@ def test_calls_that_would_copy_many_rows_leave_the_rows_where_they_are(
         for number in range(8):
             events = walks(draw, 3)
             assert db.run("walk", events) == serial.run("walk", events)
-            # No call moves the rows to the partitions, not even the first one after a pause.
+            # No call moves the rows to the partitions.
             assert not number or state.gathered.names == {"nodes"}
         assert guesses.asked == 0
-        for _ in range(2):  # the rest of a pause
-            events = walks(draw, 4)
-            assert db.run("walk", events) == serial.run("walk", events)
-        assert guesses.asked == 1
+        events = walks(draw, 4)
+        assert db.run("walk", events) == serial.run("walk", events)
+        assert guesses.asked == 1  # there is no pause
         assert state.gathered.names == set()
         assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
+
+
+def test_calls_before_which_many_gathered_rows_would_move_leave_them_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guesses, database = Guesses(0, "all"), chain()
+    database.table("others", "id bigint, n bigint", key="id", partition_by="id")
+    monkeypatch.setattr(run, "MOST_COPIED", 3)
+    with database.open(partitions=2, predictor=guesses) as db:
+        fill(db, 2)
+        db.load("others", {"id": range(NODES), "n": range(NODES)})
+        gathered = db._state.gathered  # type: ignore[union-attr]
+        assert gathered.choose(["others"], 0, 1, knows_rows=False)
+        for _ in range(2):
+            db.run("look", {"id": [1, 2, 3]})
+            assert (guesses.asked, gathered.names) == (0, {"others", "nodes"})
+        db.run("look", {"id": [1] * 8})
+        assert (guesses.asked, gathered.names) == (1, set())
 
 
 @pytest.mark.parametrize(("nodes", "late"), [(2, 1), (NODES, 0)])

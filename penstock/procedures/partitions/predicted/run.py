@@ -47,9 +47,9 @@ MOST_WAVES = 8
 MOST_FORWARDED = 0.5
 """If predictions would forward more than this share of a call, one thread is as fast without them."""
 MOST_COPIED = 16
-"""If a call would copy more rows for each of its events, that takes longer than predictions save."""
+"""If the tables to copy or to move have more rows for each event, that takes longer than predictions save."""
 USELESS_PAUSE = 31
-"""After a call for which predictions do not help, this many calls of the program run without predictions."""
+"""After a call that would be forwarded, this many calls of the program run without predictions."""
 _HIGHEST = np.iinfo(np.int64).max
 
 Kernel = Callable[..., int]
@@ -119,8 +119,9 @@ class PredictedRuns:
     def run(self, program: Program, events: pa.RecordBatch) -> pa.RecordBatch | None:
         """Run the events by predictions; if that is not possible, leave the tables unchanged and return None.
 
-        The result is None, too, if too many transactions would be forwarded, or too many rows copied. Then
-        the next calls of the program run without predictions.
+        The result is None, too, if the tables to copy or to move have too many rows, or if too many
+        transactions would be forwarded. In the latter case, the next calls of the program run without
+        predictions.
         """
         call = self._begin(program, events)
         if call is None:
@@ -154,8 +155,7 @@ class PredictedRuns:
         if self._paused.get(program.digest, 0) > 0:
             self._paused[program.digest] -= 1
             return None
-        if self._rows_written(program) > MOST_COPIED * events.num_rows:
-            self._paused[program.digest] = USELESS_PAUSE
+        if self._rows_to_copy(program) > MOST_COPIED * events.num_rows:
             return None
         kernels = self._kernels_of(program)
         if kernels is None or (prediction := self._predictor.predict(program, events)) is None:
@@ -166,9 +166,10 @@ class PredictedRuns:
             return None
         return call
 
-    def _rows_written(self, program: Program) -> int:
-        """Return how many rows the tables have that a program may write."""
-        return sum(len(self._tables[name]) for name in tables_written(program))
+    def _rows_to_copy(self, program: Program) -> int:
+        """Return the rows of the tables that a program may write, and of the gathered tables, which move."""
+        names = self._tables.gathered.names.union(tables_written(program))
+        return sum(len(self._tables[name]) for name in names)
 
     def _kernels_of(self, program: Program) -> tuple[Kernel, Kernel | None] | None:
         if program.digest not in self._kernels:
