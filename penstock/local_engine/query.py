@@ -172,17 +172,20 @@ class LocalQuery:
             self.log.commit(number, None, None)
         else:
             self.log.commit(number, operator.pointers, operator.waiting if operator.waits else None)
+        metrics = BatchMetrics.merge(batch.metrics)
+        _LOGGER.info(
+            "committed [query=%s batch=%d rows_in=%d emitted=%d]",
+            self.name, number, metrics.rows_in, metrics.emitted,
+        )  # fmt: skip
         failpoint("local.after_commit")
         self._wakes = False
         self._ends = ends
         for source, end in zip(self._inputs, ends, strict=True):
             if end is not None:
                 source.release(end)
-        metrics = BatchMetrics.merge(batch.metrics)
         duration_ms = 1000 * (monotonic_s() - begin)
         name = "" if operator is None else operator.name
         self.newest = LocalBatch(
             self.name, self.log.id, name, number, is_new, duration_ms, metrics, batch.bad_records
         )
-        _LOGGER.debug("committed [query=%s batch=%d rows=%d]", self.name, number, metrics.rows_in)
         return True

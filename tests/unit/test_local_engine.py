@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -111,6 +112,15 @@ def test_a_budget_serves_the_keys_that_wait_in_later_micro_batches(tmp_path: Pat
     assert max(served) == 6, "a bucket serves its share"
     assert totals.emitted == len(newest(updates(300)))
     assert sorted_rows(out(tmp_path), "k", "t", "v") == newest(updates(300))
+
+
+def test_each_commit_has_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    append(tmp_path / "in", updates(40))
+    with caplog.at_level(logging.INFO, "penstock.local_engine.query"):
+        totals = run_to_end(pipeline(tmp_path, queue=QUEUE | {"budget": 6}))
+    lines = [text for one in caplog.records if (text := one.getMessage()).startswith("committed [")]
+    assert len(lines) == totals.batches > 1
+    assert lines[0] == f"committed [query=results batch=0 rows_in={totals.rows_in} emitted=6]"
 
 
 def test_few_states_and_results_of_a_micro_batch_are_held(
