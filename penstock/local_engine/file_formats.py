@@ -101,13 +101,14 @@ def _times(texts: pa.ChunkedArray[Any], field: pa.Field[Any], zone: str | None) 
     has_zone = pc.fill_null(has_zone, True)
     if pc.all(has_zone).as_py():
         return texts.cast(field.type)
+    # Texts that are no times raise ArrowInvalid here: they are bad records, with or without a zone.
+    bare = pc.if_else(has_zone, None, texts).cast(pa.timestamp("us"))
     if zone is None:
         raise InvalidUsageError(
             "times in a file have no zone",
             column=field.name,
             hint="set query.spark.spark.sql.session.timeZone to the zone, such as UTC",
         )
-    bare = pc.if_else(has_zone, None, texts).cast(pa.timestamp("us"))
     zoned = pc.if_else(has_zone, texts, None).cast(field.type)
     return pc.coalesce(zoned, pc.assume_timezone(bare, zone).cast(field.type))
 

@@ -20,6 +20,7 @@ from penstock.jobs.local.pipeline import check_local_pipeline, open_pipeline
 from penstock.jobs.local.sources import open_source
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.jobs.pipelines.schemas import encoding_of, schema_of
+from penstock.local_engine.records.files import RecordFilesInput
 from penstock.local_engine.records.json_decoder import JsonDecoder
 from penstock.local_engine.records.kafka import _limit
 from penstock.local_engine.records.kafka_options import KafkaOptions
@@ -116,6 +117,50 @@ def test_a_bad_record_ends_a_run_that_is_to_fail_without_its_value(tmp_path: Pat
     with pytest.raises(InvalidUsageError, match=r"a record cannot be read.*on_error: skip") as caught:
         run_to_end(pipeline(tmp_path, "json", on_error="fail"))
     assert "secret" not in str(caught.value)
+
+
+TIMED = "a BIGINT, b STRING, ts TIMESTAMP"
+
+
+@pytest.mark.parametrize("format", ["json", "csv"])
+def test_a_text_that_is_no_time_is_a_bad_record_without_a_zone_too(tmp_path: Path, format: str) -> None:
+    lines = {
+        "json": ['{"a": 1, "ts": "2026-01-02T03:04:05Z"}', '{"a": 2, "ts": "n/a"}'],
+        "csv": ["1,x,2026-01-02T03:04:05Z", "2,x,n/a"],
+    }
+    write(tmp_path, "0", lines[format])
+    source = pipeline(tmp_path, format, schema=TIMED, on_error="skip").source
+    opened = open_source(source, "source", None, tmp_path / "log")
+    assert isinstance(opened, RecordFilesInput)
+    end = opened.find_end(None)
+    assert end is not None
+    (records,) = opened.read_records(None, end)
+    assert (records.rows["a"].to_pylist(), list(records.bad)) == ([1, 2], [1])
+    assert records.rows["ts"].is_valid().to_pylist() == [True, False]
+
+
+def test_a_time_without_a_zone_ends_the_query_if_no_zone_is_known() -> None:
+    decoder = JsonDecoder(pa.schema({"ts": pa.timestamp("us", "UTC")}))
+    with pytest.raises(InvalidUsageError, match="times in a file have no zone"):
+        decoder.decode(pa.array([b'{"ts": "n/a"}', b'{"ts": "2026-01-02T03:04:05"}']))
+
+
+@pytest.mark.parametrize(
+    ("format", "bad"),
+    [
+        ("csv", b"x" * 200_000 + b",1,1,1"),
+        ("csv", b"c,1\r,1,1"),
+        ("json", b'{"k": "c", "v": ' + b"[" * 100_000),
+    ],
+)
+def test_a_record_that_no_parser_takes_is_bad(tmp_path: Path, format: str, bad: bytes) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0").write_bytes(b"\n".join([GOOD[format][0].encode(), bad]))
+    source = open_source(pipeline(tmp_path, format).source, "source", None, tmp_path / "log")
+    end = source.find_end(None)
+    assert end is not None
+    rows = pa.Table.from_batches(list(source.read(None, end))).to_pylist()
+    assert [row["k"] for row in rows] == ["a", None]
 
 
 def test_lines_of_files_with_a_header_and_other_ends_are_read(tmp_path: Path) -> None:
@@ -222,6 +267,8 @@ def test_options_of_sparks_connector_are_known() -> None:
         }
     )
     assert parsed.matches(("a-1", 0)) and not parsed.matches(("ba-1", 0))
+    every = KafkaOptions.parse({"subscribePattern": ".*"})
+    assert every.matches(("a-1", 0)) and not every.matches(("__consumer_offsets", 0))
     assert (parsed.max_offsets, parsed.start) == (5, -2)
     assert parsed.client["sasl.username"] == "u" and parsed.client["sasl.password"] == 'p"q'
     assert parsed.client["isolation.level"] == "read_uncommitted", "as the Java client"
@@ -239,6 +286,7 @@ def test_options_of_sparks_connector_are_known() -> None:
         ({"subscribe": "a", "kafka.auto.offset.reset": "latest"}, "is fixed"),
         ({"subscribe": "a", "kafka.ssl.truststore.location": "x"}, "only Kafka's Java client"),
         ({"subscribe": "a", "failOnDataLoss": "no"}, "is wrong"),
+        ({"subscribePattern": "("}, "is no regular expression"),
     ],
 )
 def test_wrong_options_of_kafka_are_refused_when_a_pipeline_is_checked(
@@ -248,6 +296,24 @@ def test_wrong_options_of_kafka_are_refused_when_a_pipeline_is_checked(
     source["options"] = {"kafka.bootstrap.servers": "b:1"} | options
     document = pipeline(tmp_path, "json").model_dump(mode="json", by_alias=True, exclude_unset=True)
     with pytest.raises(ValueError, match=text):
+        check_local_pipeline(Pipeline.model_validate(document | {"source": source}))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "files", "format": "json", "path": "in", "schema": f"{COLUMNS}, wrong BINARY"},
+        {"type": "kafka", "value_format": "json", "schema": f"{COLUMNS}, wrong BINARY"},
+        {"type": "kafka", "value_format": "debezium", "schema": f"{COLUMNS}, wrong TIMESTAMP"},
+    ],
+)
+def test_types_that_json_has_not_here_are_refused_when_a_pipeline_is_checked(
+    tmp_path: Path, source: dict[str, Any]
+) -> None:
+    if source["type"] == "kafka":
+        source = source | {"options": {"kafka.bootstrap.servers": "b:1", "subscribe": "a"}}
+    document = pipeline(tmp_path, "json").model_dump(mode="json", by_alias=True, exclude_unset=True)
+    with pytest.raises(ValueError, match="reads no such type in JSON: column=wrong"):
         check_local_pipeline(Pipeline.model_validate(document | {"source": source}))
 
 

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from penstock._clock import Clock, now_us
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
+from penstock.conf.kafka_source import TEXT_FORMATS
 from penstock.conf.pipeline import (
     ConsoleSink,
     FilesSource,
@@ -142,6 +143,10 @@ def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterato
                 KafkaOptions.parse(source.options)
             except InvalidUsageError as error:
                 yield describe(document.place((*path, "options")), (*path, "options"), str(error), None)
+        try:
+            _check_types(source)
+        except InvalidUsageError as error:
+            yield describe(document.place((*path, "schema")), (*path, "schema"), str(error), None)
     if places.output is None and not isinstance(
         pipeline.sink, ConsoleSink | MemorySink | NoopSink | ParquetSink | PStreamSink | UpsertSink
     ):
@@ -151,6 +156,19 @@ def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterato
     for name in sorted(pipeline.query.spark.keys() - _SETTINGS):
         if name.startswith("spark.sql."):
             yield problem(f"the local engine does not know {name}", "query", "spark")
+
+
+def _check_types(source: Source) -> None:
+    """Check that values in JSON can have the columns of a source."""
+    # Only sources of JSON load the decoder.
+    if isinstance(source, FilesSource) and source.format == "json" and source.counts_bad_records:
+        from penstock.local_engine.records.json_decoder import check_json_types
+
+        check_json_types(as_arrow_of_spark(spark_schema(schema_of(source))))
+    elif isinstance(source, KafkaSource) and source.decoded_format in TEXT_FORMATS:
+        from penstock.local_engine.records.kafka_values import check_text_types
+
+        check_text_types(source, as_arrow_of_spark(spark_schema(schema_of(source))))
 
 
 def _sources(pipeline: Pipeline) -> list[tuple[FieldPath, Source]]:

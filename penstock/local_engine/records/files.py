@@ -149,7 +149,10 @@ class _CsvLines:
         separator = self.options.get("sep", self.options.get("delimiter", ","))
         quote = self.options.get("quote", '"')
         text = line.decode("utf-8", errors="replace")
-        cells = next(csv.reader([text], delimiter=separator, quotechar=quote))
+        try:
+            cells = next(csv.reader([text], delimiter=separator, quotechar=quote))
+        except csv.Error:  # a field is too long, or the line has a lone carriage return
+            cells = []
         columns = []
         for number, field in enumerate(self.schema):
             column = None

@@ -16,7 +16,7 @@ from penstock.local_engine.records.bad_records import read_in_parts
 from penstock.records.decoder import Decoder
 from penstock.spark_ext.sources.rejected import NOT_JSON, WRONG_TYPE
 
-__all__ = ["JsonDecoder"]
+__all__ = ["JsonDecoder", "check_json_types"]
 
 _MAX_BLOCK_BYTES: Final = 1 << 29
 """The most bytes of text that pyarrow reads as one block."""
@@ -42,14 +42,7 @@ class JsonDecoder(Decoder):
     """
 
     def __init__(self, schema: pa.Schema, zone: str | None = None) -> None:
-        for field in schema:
-            if not _can_read(field.type, is_top=True):
-                raise InvalidUsageError(
-                    "the local engine reads no such type in JSON",
-                    column=field.name,
-                    type=field.type,
-                    hint="use engine: spark",
-                )
+        check_json_types(schema)
         self.schema = schema
         self._zone = zone
 
@@ -81,7 +74,7 @@ class JsonDecoder(Decoder):
         reason: str | None = None
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found, reason = {}, NOT_JSON
         if not isinstance(found, dict):
             found, reason = {}, WRONG_TYPE
@@ -102,6 +95,31 @@ class JsonDecoder(Decoder):
             if table is not None:
                 return table.column(0), True
         return pa.chunked_array([pa.nulls(1, field.type)]), value is None
+
+
+def check_json_types(schema: pa.Schema, *, is_top: bool = True) -> None:
+    """Check that `JsonDecoder` can read columns.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The columns, in Spark's types.
+    is_top : bool
+        Whether the columns are fields of the record itself, not of an object in it.
+
+    Raises
+    ------
+    InvalidUsageError
+        If only Spark can read a type.
+    """
+    for field in schema:
+        if not _can_read(field.type, is_top=is_top):
+            raise InvalidUsageError(
+                "the local engine reads no such type in JSON",
+                column=field.name,
+                type=field.type,
+                hint="use engine: spark",
+            )
 
 
 def _can_read(kind: pa.DataType, *, is_top: bool) -> bool:

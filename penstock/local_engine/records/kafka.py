@@ -174,13 +174,14 @@ class KafkaInput(RecordInput):
     def _find_times(
         self, times: Mapping[Partition, int], bounds: Mapping[Partition, tuple[int, int]]
     ) -> dict[Partition, int]:
-        from confluent_kafka import TopicPartition
+        from confluent_kafka import KafkaException, TopicPartition
 
         asked = [TopicPartition(*partition, time_ms) for partition, time_ms in times.items()]
-        found = {
-            (one.topic, one.partition): one.offset
-            for one in self._consumer.offsets_for_times(asked, timeout=_ANSWER_S)
-        }
+        answers = self._consumer.offsets_for_times(asked, timeout=_ANSWER_S)
+        for one in answers:
+            if one.error is not None:
+                raise KafkaException(one.error)
+        found = {(one.topic, one.partition): one.offset for one in answers}
         for partition, offset in found.items():
             if offset < 0:
                 if self._options.late_start == "error":

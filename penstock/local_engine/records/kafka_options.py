@@ -25,6 +25,8 @@ _KNOWN: Final = (
     "startingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy", "failondataloss",
     "maxoffsetspertrigger", "includeheaders", "minpartitions", "maxrecordsperpartition", "groupidprefix",
 )  # fmt: skip
+_INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
+"""Topics of the brokers, which a pattern never selects, as in the Java client."""
 _OWN: Final = ("auto.offset.reset", "enable.auto.commit", "key.deserializer", "value.deserializer")
 _JAAS: Final = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
@@ -83,7 +85,7 @@ class KafkaOptions:
         return cls(
             client=_client_settings(client),
             topics=tuple(name.strip() for name in texts.get("subscribe", "").split(",") if name.strip()),
-            pattern=texts.get("subscribepattern"),
+            pattern=_parse_pattern(texts),
             partitions=_parse_assignment(texts["assign"]) if "assign" in texts else frozenset(),
             start=start,
             start_kind=kind,
@@ -95,7 +97,7 @@ class KafkaOptions:
     def matches(self, partition: Partition) -> bool:
         """Return whether these options select a partition."""
         if self.pattern is not None:
-            return re.fullmatch(self.pattern, partition[0]) is not None
+            return partition[0] not in _INTERNAL and re.fullmatch(self.pattern, partition[0]) is not None
         return partition[0] in self.topics or partition in self.partitions
 
 
@@ -168,6 +170,17 @@ def _parse_assignment(text: str) -> frozenset[Partition]:
         raise InvalidUsageError(
             "assign is not JSON of topics and partitions", hint="""write for example {"trades": [0, 1]}"""
         ) from None
+
+
+def _parse_pattern(texts: Mapping[str, str]) -> str | None:
+    pattern = texts.get("subscribepattern")
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise InvalidUsageError(
+            "subscribePattern is no regular expression", reason=error.msg, position=error.pos
+        ) from None
+    return pattern
 
 
 def _positive(texts: Mapping[str, str], name: str, least: int = 1) -> int | None:

@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 from penstock.conf.kafka_source import CHANGE_COLUMNS, TEXT_FORMATS, KafkaSource
 from penstock.ddl import parse_schema
 from penstock.local_engine.records.bad_records import Records
-from penstock.local_engine.records.json_decoder import JsonDecoder
+from penstock.local_engine.records.json_decoder import JsonDecoder, check_json_types
 from penstock.records.registry import SchemaRegistry
 from penstock.spark_ext.border.types import convert, spark_schema
 from penstock.spark_ext.kafka.binary import envelope_columns, make_decoder, table_columns
 from penstock.spark_ext.kafka.debezium import DELETE, NO_ROW, ROW_OPERATIONS
 from penstock.spark_ext.sources.rejected import WRONG_TYPE
 
-__all__ = ["RecordDecoder", "read_messages"]
+__all__ = ["RecordDecoder", "check_text_types", "read_messages"]
 
 _POSITION: Final = pa.struct({"ts_ms": pa.int64(), "lsn": pa.int64()})
 _PAYLOAD: Final = "payload"
@@ -88,11 +88,10 @@ class RecordDecoder:
         self._is_text = self._format in TEXT_FORMATS
         if self._format is None:
             return
-        changes = parse_schema(CHANGE_COLUMNS).names if self._has_changes else []
-        own = len(changes) + len(source.kafka_columns)
-        table = pa.schema(list(schema)[: len(schema) - own])
+        table = _decoded_columns(source, schema)
         self._table = pa.struct(table)
         if self._is_text:
+            check_text_types(source, schema)
             self._decoder: Any = JsonDecoder(_envelope(self._table) if self._has_changes else table, zone)
             return
         self._decoder = make_decoder(self._format, value_schema, message, registry)
@@ -146,6 +145,25 @@ class RecordDecoder:
             place = pc.struct_field(source, name) if known else pa.nulls(len(row), pa.int64())
             columns[f"change_{name.removeprefix('ts_')}"] = place
         return columns, row.is_valid().to_numpy(zero_copy_only=False)
+
+
+def check_text_types(source: KafkaSource, schema: pa.Schema) -> None:
+    """Check that values in JSON can have the columns of a source.
+
+    Raises
+    ------
+    InvalidUsageError
+        If only Spark can read a type.
+    """
+    if source.decoded_format in TEXT_FORMATS:
+        check_json_types(_decoded_columns(source, schema), is_top=not source.has_changes)
+
+
+def _decoded_columns(source: KafkaSource, schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a source's decoded values."""
+    changes = parse_schema(CHANGE_COLUMNS).names if source.has_changes else []
+    own = len(changes) + len(source.kafka_columns)
+    return pa.schema(list(schema)[: len(schema) - own])
 
 
 def _envelope(table: pa.StructType) -> pa.Schema:
