@@ -238,7 +238,8 @@ class Speculation:
             if self._optimistic:
                 self._put_back(call, copies)
             else:
-                self._keep(chosen, call.wait())  # the transactions that run meanwhile have ended
+                call.finish()
+                self._keep(chosen, call.finished())
             raise
         self.conflicts += conflicts
         if conflicts:
@@ -307,15 +308,15 @@ class Speculation:
     ) -> None:
         """Keep the results of waiting groups in the order of their requests."""
         for number, one in enumerate(chosen):
-            if number not in results:  # the tasks of the group have not started
+            if number not in results:  # no task of the group has ended
                 continue
-            places = np.flatnonzero(one.taken)
-            order = np.concatenate([places[one.homes[places] == home] for home, _ in results[number]])
+            ended = [np.flatnonzero(one.taken & (one.homes == home)) for home, _ in results[number]]
+            order = np.concatenate(ended)
             rows = concat([batch for _, batch in results[number]])
-            one.waiting.taken, one.waiting.results = places, rows.take(pa.array(np.argsort(order)))
+            one.waiting.taken, one.waiting.results = np.sort(order), rows.take(pa.array(np.argsort(order)))
             self.unlogged.append(one.waiting)
-            self._tables.transactions += len(places)
-            self.transactions += len(places)
+            self._tables.transactions += len(order)
+            self.transactions += len(order)
 
     def _copy(self, programs: Iterable[Program]) -> list[tuple[TableSet, int, dict[str, TableRows]]]:
         """Copy all tables that may change, so that the copies can be put back."""

@@ -85,7 +85,8 @@ class StalledCall:
             home: np.concatenate([places[homes[places] == home] for places in own])
             for home in self._first.keys() | self._beside.keys()
         }
-        self._futures: dict[int, list[Future[list[Done]]]] = {}
+        self._futures: list[Future[None]] = []
+        self._done: dict[int, list[Done]] = {}
         self._copies: list[dict[str, pa.RecordBatch]] = []
         self._forwarded: pa.RecordBatch | None = None
         self._deltas: dict[str, Mapping[str, pa.RecordBatch]] = {}
@@ -126,8 +127,8 @@ class StalledCall:
         self.moving_s = max((spent for _, spent in copies), default=0.0)
 
     def _submit(self, home: int, tasks: Sequence[Task]) -> None:
-        future = self._tables._threads[home].submit(self._run, home, tasks)
-        self._futures.setdefault(home, []).append(future)
+        done = self._done.setdefault(home, [])
+        self._futures.append(self._tables._threads[home].submit(self._run, home, tasks, done))
 
     def _fetch(
         self, number: int, parts: Mapping[str, Sequence[pa.RecordBatch]] | None
@@ -136,14 +137,12 @@ class StalledCall:
         rows = self._tables._fetch(number, self._split_names, parts)
         return rows, _clock.monotonic_s() - begin
 
-    def _run(self, home: int, tasks: Sequence[Task]) -> list[Done]:
-        done: list[Done] = []
+    def _run(self, home: int, tasks: Sequence[Task], done: list[Done]) -> None:
         for program, events, group in tasks:
             _ = program.kernel  # compile before the time of transactions is measured
             begin = _clock.monotonic_s()
             results = self._tables._partitions[home].run(program, events)
             done.append((group, results, program, _clock.monotonic_s() - begin))
-        return done
 
     def run_stalled(self) -> None:
         """Move the fetched rows to the coordinator, run the forwarded transactions, keep their changes."""
@@ -166,14 +165,20 @@ class StalledCall:
 
     def finish(self) -> None:
         """Wait until no partition runs anything."""
-        wait([future for its in self._futures.values() for future in its])
+        wait(self._futures)
 
     def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
         """Wait for the partitions; return the results of each waiting group, by partition."""
         self.finish()
+        for future in self._futures:
+            future.result()
+        return self.finished()
+
+    def finished(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
+        """Return the results of the tasks that ended well, as `wait` does. All partitions are idle."""
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
-        for home, futures in self._futures.items():
-            for group, results, program, seconds in [one for each in futures for one in each.result()]:
+        for home, done in self._done.items():
+            for group, results, program, seconds in done:
                 self.times.append((program, results.num_rows, seconds))
                 if group == _OWN:
                     self._own.setdefault(home, []).append(results)

@@ -281,7 +281,7 @@ BESIDE: list[Call] = [
 def test_optimistic_transactions_are_undone_if_one_of_them_fails() -> None:
     with BANK.open(**TWO, speculate="occ") as db, BANK.open() as serial:
         run(db, FIRST)
-        run(serial, [*FIRST, BESIDE[1]])
+        run(serial, FIRST)
         requests = [Request(name, event) for name, events in BESIDE for event in events]
         partition = partitions_of(db)[1]
         fails, run_program = ["deposit"], partition.run
@@ -296,8 +296,37 @@ def test_optimistic_transactions_are_undone_if_one_of_them_fails() -> None:
         with patch.object(partition, "run", run_or_fail):
             db._run_groups(list(group_requests(requests)))
         errors = [type(one.future.exception(60)) for one in requests]
-        assert errors == [InternalError, InternalError, type(None), type(None)]
+        assert errors == [InternalError, InternalError, InvalidUsageError, InvalidUsageError]
         assert tables(db) == tables(serial)
+
+
+def test_no_later_request_runs_again_after_a_call_failed() -> None:
+    made: list[Call] = [
+        ("transfer", [{"source": 2, "target": -1, "amount": 4}]),
+        ("deposit", [{"id": id_, "amount": 1} for id_ in (0, 8, 6)]),
+    ]
+    with BANK.open(**TWO, speculate=True) as db:
+        run(db, FIRST)
+        requests = [Request(name, event) for name, events in made for event in events]
+        found, (first, second) = speculation(db), partitions_of(db)
+        found._times |= {(program_of("transfer").digest, "stalled"): 1.0}
+        run_there, ran = second.run, list[list[int]]()
+
+        def fail(program: Program, events: pa.RecordBatch) -> pa.RecordBatch:
+            raise InternalError("a partition fails")
+
+        def note(program: Program, events: pa.RecordBatch) -> pa.RecordBatch:
+            ran.append(events.column("id").to_pylist())
+            return run_there(program, events)
+
+        with patch.object(first, "run", fail), patch.object(second, "run", note):
+            db._run_groups(list(group_requests(requests)))
+        assert ran == [[8, 6]]
+        assert found.transactions == 2
+        errors = [one.future.exception(60) for one in requests]
+        assert [type(one) for one in errors] == [InternalError] + [InvalidUsageError] * 3
+        with pytest.raises(InvalidUsageError, match="a call failed halfway"):
+            db.call("deposit", id=8, amount=1)
 
 
 def test_optimistic_transactions_that_are_rolled_back_are_forwarded_once() -> None:

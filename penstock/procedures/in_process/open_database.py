@@ -112,7 +112,7 @@ class OpenDatabase:
                 "strong recovery has one partition", partitions=partitions, hint='use recovery="weak"'
             )
         self._database = database
-        self._closed = self._broken = False
+        self._closed, self._broken = False, ""
         self._lock = threading.RLock()
         self._queue: RequestQueue | None = None
         self._log: CommandLog | None = None
@@ -225,20 +225,20 @@ class OpenDatabase:
 
     @contextlib.contextmanager
     def _abandon_on_error(self, *harmless: type[Exception]) -> Iterator[None]:
-        """Refuse further calls after an error or interrupt: the tables may be ahead of the log."""
+        """Refuse further calls after an error or interrupt, which may leave the tables half changed."""
         try:
             yield
         except harmless:
             raise
-        except BaseException:  # an interrupt, too, leaves the tables ahead of the log; raised again
+        except BaseException:  # an interrupt, too, leaves the tables ahead; raised again
             self._abandon()
             raise
 
     def _abandon(self) -> None:
-        """Refuse further calls, because the tables may be ahead of the log."""
+        """Refuse further calls, because the tables may be half changed, or ahead of the log."""
         log, self._log = self._log, None
+        self._broken = self._broken or ("a call could not be stored" if log else "a call failed halfway")
         if log is not None:
-            self._broken = True
             log.close()
 
     def load(self, table: str, rows: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> None:
@@ -390,7 +390,7 @@ class OpenDatabase:
             log, broken = self._log, self._broken
             end = log.end if log is not None else 0
         if broken:
-            return answer(group, _not_stored())
+            return answer(group, _refusal(broken))
         if log is None:
             return answer(group, results)
         return log.when_durable(end, lambda error: answer(group, results if error is None else error))
@@ -415,7 +415,7 @@ class OpenDatabase:
 
     def _check_open(self) -> None:
         if self._broken:
-            raise _not_stored()
+            raise _refusal(self._broken)
         if self._closed:
             raise InvalidUsageError("the database is closed", hint="open it again")
 
@@ -446,5 +446,5 @@ class OpenDatabase:
         return Snapshot({name: pa.Table.from_batches([convert()]) for name, convert in copies.items()})
 
 
-def _not_stored() -> InvalidUsageError:
-    return InvalidUsageError("a call could not be stored", hint="open the database again")
+def _refusal(fact: str) -> InvalidUsageError:
+    return InvalidUsageError(fact, hint="open the database again")
