@@ -110,7 +110,10 @@ def _times(texts: pa.ChunkedArray[Any], field: pa.Field[Any], zone: str | None) 
             hint="set query.spark.spark.sql.session.timeZone to the zone, such as UTC",
         )
     zoned = pc.if_else(has_zone, texts, None).cast(field.type)
-    return pc.coalesce(zoned, pc.assume_timezone(bare, zone).cast(field.type))
+    local = pc.assume_timezone(bare, zone, ambiguous="earliest", nonexistent="earliest")
+    # As in Spark, a time that the clocks skip is later by the length of the gap.
+    local = pc.add(local, pc.subtract(bare, pc.local_timestamp(local)))
+    return pc.coalesce(zoned, local.cast(field.type))
 
 
 def readable_field(field: pa.Field[Any]) -> pa.Field[Any]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -20,12 +24,14 @@ from penstock.jobs.local.pipeline import check_local_pipeline, open_pipeline
 from penstock.jobs.local.sources import open_source
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.jobs.pipelines.schemas import encoding_of, schema_of
+from penstock.local_engine.records.bad_records import BadRecords
 from penstock.local_engine.records.files import RecordFilesInput
 from penstock.local_engine.records.json_decoder import JsonDecoder
-from penstock.local_engine.records.kafka import _limit
+from penstock.local_engine.records.kafka import KafkaInput, _limit
 from penstock.local_engine.records.kafka_options import KafkaOptions
 from penstock.local_engine.records.kafka_values import RecordDecoder
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.sources import task_rows
 from tests.long_tests import long_but
 
 COLUMNS = "k STRING, t BIGINT, v DOUBLE"
@@ -73,10 +79,12 @@ def out(place: Path) -> list[str]:
     ),
 )
 def test_bad_records_of_files_are_counted_and_rejected_once_over_crashes(
-    tmp_path: Path, format: str, on_error: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, on_error: str
 ) -> None:
     run = pipeline(tmp_path, format, on_error=on_error, reject_to=str(tmp_path / "rejected"))
     files, bad = [], BAD[format]
+    synced: list[str | None] = []
+    monkeypatch.setattr(task_rows, "make_durable", synced.append)
     for number, point in enumerate(["task_rows.before_commit", "task_rows.after_commit"]):
         files.append(write(tmp_path, f"{number}", [GOOD[format][number], *bad, ""]))
         running = open_pipeline(run)
@@ -97,6 +105,8 @@ def test_bad_records_of_files_are_counted_and_rejected_once_over_crashes(
     assert {row["source"] for row in rejected} == {"source"}
     assert {row["topic"] for row in rejected} == {None}
     assert all(row["reason"] for row in rejected)
+    (place,) = {*synced}
+    assert place is not None and place.startswith(f"{tmp_path}/checkpoint"), "only the checkpoint is synced"
 
 
 def test_fields_of_a_bad_record_that_can_be_read_are_kept(tmp_path: Path) -> None:
@@ -217,6 +227,66 @@ def test_only_types_that_json_has_here_are_read() -> None:
             JsonDecoder(pa.schema({"c": kind}))
 
 
+NESTED = pa.schema(
+    {
+        "s": pa.struct({"id": pa.int64(), "name": pa.string(), "more": pa.struct({"v": pa.float64()})}),
+        "l": pa.list_(pa.struct({"id": pa.int64(), "name": pa.string()})),
+        "n": pa.list_(pa.int64()),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("record", "row", "is_good"),
+    [
+        ({"s": {"id": 1, "name": 5}}, {"s": {"id": 1, "name": "5", "more": None}}, True),
+        ({"l": [{"id": 1, "name": [2]}]}, {"l": [{"id": 1, "name": "[2]"}]}, True),
+        (
+            {"s": {"id": "x", "name": "a", "more": {"v": "y"}}, "n": [3]},
+            {"s": {"id": None, "name": "a", "more": {"v": None}}, "n": [3]},
+            False,
+        ),
+        ({"l": [{"id": "x", "name": "a"}, None]}, {"l": [{"id": None, "name": "a"}, None]}, False),
+        ({"n": [1, "x"], "s": 7, "l": {}}, {}, False),
+    ],
+)  # fmt: skip
+def test_the_readable_parts_of_structs_and_lists_are_read(
+    record: dict[str, Any], row: dict[str, Any], is_good: bool
+) -> None:
+    decoded, (reason,) = JsonDecoder(NESTED).decode(pa.array([json.dumps(record).encode()]))
+    assert decoded.to_pylist() == [dict.fromkeys(NESTED.names) | row]
+    assert (reason is None) == is_good
+
+
+@pytest.mark.parametrize("text", ["1.10", "0.12345678901234567890", "1e400", "12345678901234567890", "true"])
+def test_a_text_of_json_that_is_a_number_keeps_its_form(text: str) -> None:
+    schema = pa.schema({"k": pa.string(), "s": pa.struct({"k": pa.string()})})
+    record = f'{{"k": {text}, "s": {{"k": {text}}}}}'.encode()
+    decoded, reasons = JsonDecoder(schema).decode(pa.array([record]))
+    assert decoded.to_pylist() == [{"k": text, "s": {"k": text}}]
+    assert reasons == [None]
+
+
+def test_a_record_as_deep_as_the_parser_takes_does_not_end_the_query() -> None:
+    schema = pa.schema({"k": pa.string(), "t": pa.int64()})
+    texts = [b'{"k": ' + b"[" * deep + b"]" * deep + b', "t": 1}' for deep in range(800, 1_100)]
+    _, reasons = JsonDecoder(schema).decode(pa.array(texts))
+    assert reasons[0] is None and reasons[-1] is not None
+
+
+ZONE = "Europe/Berlin"
+
+
+def test_times_at_a_change_of_the_clocks_are_read_as_in_spark() -> None:
+    decoder = JsonDecoder(pa.schema({"ts": pa.timestamp("us", "UTC")}), ZONE)
+    begins = [datetime(2026, 3, 29), datetime(2026, 10, 25)]
+    times = [begin + timedelta(minutes=15 * number) for begin in begins for number in range(20)]
+    decoded, reasons = decoder.decode(pa.array([f'{{"ts": "{one.isoformat()}"}}'.encode() for one in times]))
+    assert reasons == [None] * len(times)
+    # Python reads a time that the clocks skip or repeat with the offset before the change, as Spark does.
+    assert decoded["ts"].to_pylist() == [one.replace(tzinfo=ZoneInfo(ZONE)).astimezone(UTC) for one in times]
+
+
 def kafka(**fields: Any) -> KafkaSource:
     return KafkaSource.model_validate({"type": "kafka", "options": {}} | fields)
 
@@ -315,6 +385,60 @@ def test_types_that_json_has_not_here_are_refused_when_a_pipeline_is_checked(
     document = pipeline(tmp_path, "json").model_dump(mode="json", by_alias=True, exclude_unset=True)
     with pytest.raises(ValueError, match="reads no such type in JSON: column=wrong"):
         check_local_pipeline(Pipeline.model_validate(document | {"source": source}))
+
+
+class Consumer:
+    """A client of Kafka whose topic ``t`` has a partition with `END` records."""
+
+    END = 2_500_000
+
+    def __init__(self) -> None:
+        self.errors: list[Any] = []
+
+    def list_topics(self, timeout: float) -> Any:
+        return SimpleNamespace(topics={"t": SimpleNamespace(partitions={0: None})})
+
+    def get_watermark_offsets(self, partition: Any, timeout: float) -> tuple[int, int]:
+        return 0, self.END
+
+    def offsets_for_times(self, asked: list[Any], timeout: float) -> list[Any]:
+        error = self.errors.pop() if self.errors else None
+        offset = -1001 if error else 7
+        return [SimpleNamespace(topic="t", partition=0, offset=offset, error=error) for _ in asked]
+
+
+def open_kafka(place: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> tuple[KafkaInput, Consumer]:
+    consumer = Consumer()
+    monkeypatch.setattr(KafkaInput, "_connect", lambda self: consumer)
+    source = kafka(kafka_columns=["offset"])
+    schema = spark_schema(schema_of(source))
+    decoder = RecordDecoder(source, as_arrow_of_spark(schema), None, **encoding_of(source))
+    (place / "log").mkdir()
+    texts = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"} | options
+    return KafkaInput(texts, schema, decoder, BadRecords("source", "keep"), place / "log"), consumer
+
+
+def test_an_error_of_a_partition_is_no_answer_about_its_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest"}
+    opened, consumer = open_kafka(tmp_path, monkeypatch, **options)
+    consumer.errors = [KafkaError(KafkaError._TIMED_OUT)]
+    assert opened.find_end(None) is None, "the broker is asked again"
+    assert opened.find_end(None) is not None
+    assert opened._first == {("t", 0): 7}
+
+
+def test_a_first_start_reads_a_long_topic_in_several_micro_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, _ = open_kafka(tmp_path, monkeypatch, startingOffsets="earliest")
+    opened.stop_at_present()
+    end, ends = None, []
+    while opened.is_new(end, next_end := opened.find_end(end)):
+        end = next_end
+        ends.append(end)
+    assert ends == [{"t": {"0": stop}} for stop in (1_000_000, 2_000_000, Consumer.END)]
 
 
 @given(st.dictionaries(st.integers(0, 4), st.integers(0, 50)), st.integers(1, 60))

@@ -65,9 +65,9 @@ def _open_market(source: MarketSource) -> Input:
     return DataSourceInput(MarketDataSource(options).streamReader(schema), schema)
 
 
-def _bad_records(source: FilesSource | KafkaSource, place: str) -> BadRecords:
+def _bad_records(source: FilesSource | KafkaSource, place: str, log: Path) -> BadRecords:
     to = None if source.reject_to is None else resolve_path(source.reject_to)
-    return BadRecords(place, source.on_error, to)
+    return BadRecords(place, source.on_error, to, str(log.parents[1]))  # CHECKPOINT/sources/<number>
 
 
 def _open_files(source: FilesSource, place: str, zone: str | None, log: Path) -> Input:
@@ -75,7 +75,7 @@ def _open_files(source: FilesSource, place: str, zone: str | None, log: Path) ->
     if source.counts_bad_records:
         from penstock.local_engine.records.files import RecordFilesInput  # only for CSV and JSON
 
-        bad_records = _bad_records(source, place)
+        bad_records = _bad_records(source, place, log)
         return RecordFilesInput(path, schema, log, source.format, source.options, zone, bad_records)
     return FilesInput(
         path, schema, file_reader(source.format, as_arrow_of_spark(schema), source.options, zone), log
@@ -89,7 +89,7 @@ def _open_kafka(source: KafkaSource, place: str, zone: str | None, log: Path) ->
 
     schema = spark_schema(schema_of(source))
     decoder = RecordDecoder(source, as_arrow_of_spark(schema), zone, **encoding_of(source))
-    return KafkaInput(source.options, schema, decoder, _bad_records(source, place), log)
+    return KafkaInput(source.options, schema, decoder, _bad_records(source, place, log), log)
 
 
 def read_table(section: TableSection, zone: str | None) -> pa.Table:

@@ -68,12 +68,17 @@ class BadRecords:
         The treatment.
     reject_to : str, optional
         The location of a p-stream that receives bad records, each once.
+    checkpoint : str, optional
+        The query's checkpoint. If it is unknown, all disks are synced before records are rejected.
     """
 
-    def __init__(self, place: str, on_error: OnError, reject_to: str | None = None) -> None:
+    def __init__(
+        self, place: str, on_error: OnError, reject_to: str | None = None, checkpoint: str | None = None
+    ) -> None:
         self._place = place
         self._on_error = on_error
         self._reject_to = reject_to
+        self._checkpoint = checkpoint
 
     def treat(
         self, records: Iterable[Records], batch: MicroBatch, *, writes: bool
@@ -132,7 +137,7 @@ class BadRecords:
         rows = TaskRows(options.path, SegmentRows(options, open_stream(options, REJECTED)))
         # Spark's first task has the same writer, so a pipeline that moves does not reject a record twice.
         writer = f"{batch.query}-{zlib.crc32(self._place.encode()):08x}-{_PARTITION}"
-        rows.commit(rejected, writer, batch.number, _PARTITION)
+        rows.commit(rejected, writer, batch.number, _PARTITION, self._checkpoint)
 
 
 def read_in_parts(

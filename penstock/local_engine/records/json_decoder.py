@@ -23,10 +23,18 @@ _MAX_BLOCK_BYTES: Final = 1 << 29
 _VALUE: Final = "value"
 
 
+class _Number(float):
+    """A number that keeps its text, as Spark's columns of texts do."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 class JsonDecoder(Decoder):
     """Decodes JSON objects.
 
-    A record is bad if a field has another type than its column; the other fields of such a record are read.
+    A record is bad if a field has another type than its column; the other fields of such a record are read,
+    also in structs and lists.
 
     Parameters
     ----------
@@ -73,7 +81,7 @@ class JsonDecoder(Decoder):
         """Return the row of one record, and the reason if the record is bad."""
         reason: str | None = None
         try:
-            found = json.loads(text)
+            found = json.loads(text, parse_float=_Number)
         except (ValueError, RecursionError):
             found, reason = {}, NOT_JSON
         if not isinstance(found, dict):
@@ -86,15 +94,39 @@ class JsonDecoder(Decoder):
                 reason = WRONG_TYPE
         return pa.Table.from_arrays(columns, schema=self.schema), reason
 
-    def _read_field(self, field: pa.Field[Any], value: object) -> tuple[pa.ChunkedArray[Any], bool]:
-        if value is not None:
-            if pa.types.is_string(field.type) and not isinstance(value, str):
-                value = json.dumps(value, separators=(",", ":"))
-            text = pa.array([json.dumps({field.name: value}).encode()])
-            table = _read(text, pa.schema([field]), self._zone)
-            if table is not None:
-                return table.column(0), True
-        return pa.chunked_array([pa.nulls(1, field.type)]), value is None
+    def _read_field(self, field: pa.Field[Any], value: object) -> tuple[pa.Array, bool]:
+        """Return the value of a field, null as far as it has another type, and whether all of it is read."""
+        if value is None:
+            return pa.nulls(1, field.type), True
+        try:
+            text = value.text if isinstance(value, _Number) else json.dumps(value, separators=(",", ":"))
+        except RecursionError:
+            return pa.nulls(1, field.type), False
+        if pa.types.is_string(field.type) and not isinstance(value, str):
+            text = json.dumps(text)
+        record = f"{{{json.dumps(field.name)}:{text}}}".encode()
+        table = _read(pa.array([record]), pa.schema([field]), self._zone)
+        if table is not None:
+            return table.combine_chunks().column(0).chunk(0), True
+        if pa.types.is_struct(field.type) and isinstance(value, dict):
+            return self._read_struct(field.type, value)
+        if pa.types.is_list(field.type) and isinstance(value, list):
+            return self._read_list(field.type, value)
+        return pa.nulls(1, field.type), False
+
+    def _read_struct(self, kind: pa.StructType, value: dict[str, object]) -> tuple[pa.Array, bool]:
+        parts = [self._read_field(field, value.get(field.name)) for field in kind]
+        struct = pa.StructArray.from_arrays([part for part, _ in parts], fields=list(kind))
+        return struct, all(is_read for _, is_read in parts)
+
+    def _read_list(self, kind: pa.ListType[Any], value: list[object]) -> tuple[pa.Array, bool]:
+        """Read a list. As in Spark, an item without any readable part makes the whole list null."""
+        parts = [self._read_field(kind.value_field, item) for item in value]
+        if any(part.null_count and not is_read for part, is_read in parts):
+            return pa.nulls(1, kind), False
+        items = pa.concat_arrays([part for part, _ in parts])
+        found = pa.ListArray.from_arrays([0, len(items)], items).cast(kind)
+        return found, all(is_read for _, is_read in parts)
 
 
 def check_json_types(schema: pa.Schema, *, is_top: bool = True) -> None:

@@ -349,13 +349,11 @@ def _is_end(error: Any) -> bool:
     return bool(error.code() == KafkaError._PARTITION_EOF)
 
 
-def _limit(
-    begin: Mapping[Partition, int], ends: Mapping[Partition, int], most: int | None
-) -> dict[Partition, int]:
+def _limit(begin: Mapping[Partition, int], ends: Mapping[Partition, int], most: int) -> dict[Partition, int]:
     """Return the ends of a micro-batch; each partition has its share of the most offsets, as in Spark."""
     new = {partition: end - begin[partition] for partition, end in ends.items()}
     total = sum(new.values())
-    if most is None or total <= most:
+    if total <= most:
         return dict(ends)
     shares = {partition: most * count / total for partition, count in new.items()}
     whole = {one: int(share) if share >= 1 else int(share > 0) for one, share in shares.items()}

@@ -19,6 +19,9 @@ Partition = tuple[str, int]
 EARLIEST, LATEST = -2, -1
 """Offsets that name the first record, and the end, as in Spark."""
 
+MOST_OFFSETS: Final = 1_000_000
+"""The greatest number of offsets in a micro-batch by default; its rows are held in memory."""
+
 _CLIENT: Final = "kafka."
 _KNOWN: Final = (
     "assign", "subscribe", "subscribepattern", "startingoffsets", "startingtimestamp",
@@ -51,7 +54,7 @@ class KafkaOptions:
         The kind of `start`.
     late_start : {"error", "latest"}
         What happens if all records of a partition are older than its time in `start`.
-    max_offsets : int, optional
+    max_offsets : int
         The greatest number of offsets in a micro-batch.
     fails_on_loss : bool
         Whether the query fails if Kafka has deleted unread records.
@@ -64,7 +67,7 @@ class KafkaOptions:
     start: int | Mapping[Partition, int] = LATEST
     start_kind: Literal["offset", "time"] = "offset"
     late_start: str = "error"
-    max_offsets: int | None = None
+    max_offsets: int = MOST_OFFSETS
     fails_on_loss: bool = True
 
     @classmethod
@@ -90,7 +93,7 @@ class KafkaOptions:
             start=start,
             start_kind=kind,
             late_start=_one_of(texts, "startingoffsetsbytimestampstrategy", ("error", "latest")),
-            max_offsets=_positive(texts, "maxoffsetspertrigger"),
+            max_offsets=_positive(texts, "maxoffsetspertrigger") or MOST_OFFSETS,
             fails_on_loss=_one_of(texts, "failondataloss", ("true", "false")) == "true",
         )
 

@@ -48,7 +48,14 @@ class TaskRows:
     location: str
     rows: SegmentRows
 
-    def commit(self, batches: list[pa.RecordBatch], writer: str, batch: int, part: int) -> PStream | None:
+    def commit(
+        self,
+        batches: list[pa.RecordBatch],
+        writer: str,
+        batch: int,
+        part: int,
+        checkpoint: str | None = None,
+    ) -> PStream | None:
         """Make rows of a micro-batch durable and visible, unless another attempt has done so.
 
         Steps: 1. write the rows, 2. sync the micro-batch's plan, 3. commit the rows.
@@ -61,6 +68,8 @@ class TaskRows:
             The writer, which no other bucket or partition uses.
         batch, part : int
             The micro-batch, and the number of the bucket or partition.
+        checkpoint : str, optional
+            The query's checkpoint; by default unknown, as in workers of Spark.
 
         Returns
         -------
@@ -79,8 +88,7 @@ class TaskRows:
         state = stream.log.writers.get(writer)
         if state is None or state.batch < batch:
             segments = self.rows.write(batches, writer, batch, part)
-            # Spark does not pass the location of its checkpoint to workers.
-            make_durable(None)
+            make_durable(checkpoint)
             failpoint("task_rows.before_commit")
             committed = stream.log.commit(writer, batch, segments)
             failpoint("task_rows.after_commit")
