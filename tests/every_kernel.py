@@ -226,7 +226,7 @@ def _transactions() -> None:
         table = TableRows(spec, TextNumbers())
         table.upsert(rows, dirty=True)
         table.delta()
-        table.replace({(place,) * width: None for place in range(3000)})
+        table.change(*table.to_arrow({(place,) * width: None for place in range(3000)}), stored=True)
         table.delta()
     database = bank(COMPILED["everything"])
     TableSet(database.tables.values()).run(

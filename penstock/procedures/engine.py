@@ -170,14 +170,19 @@ class TableSet:
             results = plain.run_workflow(program.workflow, events, bounds)
         else:
             results = plain.run(program.text, events, program.results)
-        for name, table in tables.items():
-            changed_rows = {key: plain.tables[name].rows[key] for key in plain.tables[name].changed}
-            table.replace(changed_rows)
-        self.transactions += events.num_rows if bounds is None else len(bounds) - 1
+        changes = {
+            name: table.to_arrow({key: plain.tables[name].rows[key] for key in plain.tables[name].changed})
+            for name, table in tables.items()
+        }
         schema = result_schema(program)
         columns: list[Any] = list(zip(*results, strict=True)) or [[] for _ in schema]
         arrays = [from_python(values, field.type) for values, field in zip(columns, schema, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        # Nothing has changed yet if Arrow cannot hold a value, such as half of a surrogate pair.
+        for name, table in tables.items():
+            table.change(*changes[name], stored=True)
+        self.transactions += events.num_rows if bounds is None else len(bounds) - 1
+        return rows
 
     def event_arrays(self, program: Program, events: pa.RecordBatch) -> list[npt.NDArray[Any]]:
         """Return events as kernels take them."""

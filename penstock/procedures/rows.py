@@ -359,17 +359,17 @@ class TableRows:
         """Return all rows."""
         return python_rows(self.table())
 
-    def replace(self, changes: Mapping[tuple[Any, ...], dict[str, Any] | None]) -> None:
-        """Insert, replace or (with None) delete rows by key."""
+    def to_arrow(
+        self, changes: Mapping[tuple[Any, ...], dict[str, Any] | None]
+    ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Return rows by key, and the keys of deleted rows (None), as `change` takes them."""
         deleted_keys = [key for key, row in changes.items() if row is None]
         kinds = enumerate(self.spec.key_schema.types)
         keys = [from_python([key[place] for key in deleted_keys], kind) for place, kind in kinds]
-        self._delete(pa.RecordBatch.from_arrays(keys, schema=self.spec.key_schema), note=True)
+        tombstones = pa.RecordBatch.from_arrays(keys, schema=self.spec.key_schema)
         rows = [row for row in changes.values() if row is not None]
-        arrays = [
-            from_python([row[column.name] for row in rows], column.type) for column in self.spec.columns
-        ]
-        self.upsert(pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema), dirty=True)
+        columns = [from_python([row[one.name] for row in rows], one.type) for one in self.spec.columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self.spec.schema), tombstones
 
     # Versions
 

@@ -148,6 +148,25 @@ def test_a_call_with_too_long_reasons_does_not_stay_in_memory_only(
         assert db.table("accounts").sort_by("id")["balance"].to_pylist() == [100] * 6
 
 
+def test_a_procedure_in_python_changes_nothing_if_arrow_cannot_hold_its_values(tmp_path: Path) -> None:
+    database = bank()
+    database.table("notes", "id bigint, note string", key="id")
+
+    @database.procedure(event="id bigint, strange boolean", returns="note string", plain=True)
+    def note(e: Any, accounts: Any, notes: Any) -> Any:
+        accounts[e.id].balance += 1
+        notes.insert(id=e.id, note="\ud800" if e.strange else "new")
+        return "\ud800"
+
+    with database.open(tmp_path / "bank") as db:
+        db.load("accounts", FIRST)
+        for strange in (False, True):
+            with pytest.raises(UnicodeEncodeError):
+                db.call("note", id=1, strange=strange)
+        assert db.table("accounts").sort_by("id")["balance"].to_pylist() == [100] * 6
+        assert db.table("notes").num_rows == db._state.transactions == 0
+
+
 def test_a_changed_procedure_is_refused_while_its_calls_would_be_repeated(tmp_path: Path) -> None:
     changed = MOVE.replace('"short"', '"too little"')
     db = bank().open(tmp_path / "bank")

@@ -40,7 +40,7 @@ def test_it_holds_the_rows_of_the_moment(seed: int) -> None:
         table.upsert(pa.RecordBatch.from_pylist(made, SPEC.schema), dirty=True)
         if step % 2:  # at first there are no free slots
             gone: list[int] = draw.sample(range(200), 30)
-            table.replace({(id_,): None for id_ in gone})
+            table.change(*table.to_arrow({(id_,): None for id_ in gone}), stored=True)
         frozen.append((table.freeze(), table.table()))
         if step % 5 == 0:
             state._most_texts = 1

@@ -118,7 +118,8 @@ def hold_events(state: TableSet, events: pa.RecordBatch | None) -> None:
         with pa.ipc.new_stream(sink, events.schema) as writer:
             writer.write_batch(events)
         row = {"place": 0, "events": sink.getvalue().to_pybytes()}
-    state[HELD_EVENTS.name].replace({(0,): row})
+    table = state[HELD_EVENTS.name]
+    table.change(*table.to_arrow({(0,): row}), stored=True)
 
 
 def bounds_of(
