@@ -19,7 +19,9 @@ from penstock.sql.expression import did_you_mean
 __all__ = [
     "MAX_DIGITS",
     "MAX_KEY_COLUMNS",
+    "MAX_WIDE_DIGITS",
     "NAME_HINT",
+    "WIDE_HINT",
     "Column",
     "IndexSpec",
     "Kind",
@@ -34,17 +36,20 @@ __all__ = [
 
 MAX_KEY_COLUMNS = 4
 MAX_DIGITS = 18
-"""The most digits that a decimal may have, so that it fits into 64 bits."""
+"""The most digits of a decimal that fits into 64 bits. A decimal with more digits is wide."""
+MAX_WIDE_DIGITS = 38
+WIDE_HINT = f"declare it with up to {MAX_DIGITS} digits, or as double"
 NAME_HINT = "use letters, digits and _, and no keyword of Python"
 
 
 class Kind(StrEnum):
     """The kinds of values in a procedure.
 
-    There is a kind for decimals of each scale, of at most 18 digits: `decimal` returns it.
+    There is a kind for decimals of each scale, of at most 18 digits: `decimal` returns it. For decimals of
+    more digits, which are interned, there is a kind for each type.
     """
 
-    _ignore_ = "scale_"
+    _ignore_ = ("scale_", "digits_")
 
     INTEGER = "integer"
     FLOAT = "float"
@@ -53,6 +58,9 @@ class Kind(StrEnum):
     BINARY = "binary"
     for scale_ in range(MAX_DIGITS + 1):
         vars()[f"DECIMAL_{scale_}"] = f"decimal({scale_})"
+    for digits_ in range(MAX_DIGITS + 1, MAX_WIDE_DIGITS + 1):
+        for scale_ in range(digits_ + 1):
+            vars()[f"DECIMAL_{digits_}_{scale_}"] = f"decimal({digits_}, {scale_})"
 
     @staticmethod
     def decimal(scale: int) -> Kind:
@@ -61,13 +69,22 @@ class Kind(StrEnum):
 
     @property
     def scale(self) -> int | None:
-        """The scale of a decimal; None for other kinds."""
-        return int(self[len("decimal(") : -1]) if self.startswith("decimal(") else None
+        """The scale of a decimal of at most 18 digits; None for other kinds."""
+        is_narrow = self.startswith("decimal(") and "," not in self
+        return int(self[len("decimal(") : -1]) if is_narrow else None
+
+    @property
+    def wide(self) -> tuple[int, int] | None:
+        """The digits and the scale of a decimal of more than 18 digits; None for other kinds."""
+        if "," not in self:
+            return None
+        digits, scale = self[len("decimal(") : -1].split(", ")
+        return int(digits), int(scale)
 
     @property
     def is_interned(self) -> bool:
         """Whether values are interned: kernels see numbers instead."""
-        return self in ("text", "binary")
+        return self in ("text", "binary") or self.wide is not None
 
     @property
     def is_number(self) -> bool:
@@ -77,6 +94,10 @@ class Kind(StrEnum):
 
 def conversion_hint(kind: Kind, wanted: Kind) -> str:
     """Return what to write instead of a value of a kind where another kind is wanted."""
+    if wanted.wide is not None:
+        return f"pass a column, an attribute or a global Decimal with {wanted.wide[1]} digits after the point"
+    if kind.wide is not None:
+        return WIDE_HINT
     if wanted is Kind.BOOLEAN:
         return "compare it with something"
     if kind is Kind.BOOLEAN and wanted.is_number:
@@ -120,7 +141,7 @@ class Column:
         The type.
     kind : Kind
         The kind of the values; for lists, of the elements. A timestamp is microseconds since 1970, a date is
-        days, a decimal is its digits as an integer.
+        days, a decimal of at most 18 digits is its digits as an integer.
     nullable : bool
         Whether values may be null.
     is_list : bool
@@ -135,15 +156,16 @@ class Column:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy type of its values. Texts and bytes are numbers of an interning dictionary."""
+        """The NumPy type of its values. Interned values are numbers of a dictionary."""
         return _numpy_of(self.type.value_type if self.is_list else self.type)[1]
 
 
 def _numpy_of(kind: pa.DataType) -> tuple[Kind, np.dtype[Any]]:
     if pa.types.is_timestamp(kind) and kind.unit == "us":
         return Kind.INTEGER, np.dtype(np.int64)
-    if pa.types.is_decimal128(kind) and kind.precision <= MAX_DIGITS and 0 <= kind.scale <= kind.precision:
-        return Kind.decimal(kind.scale), np.dtype(np.int64)
+    if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
+        wide = f"decimal({kind.precision}, {kind.scale})"
+        return Kind.decimal(kind.scale) if kind.precision <= MAX_DIGITS else Kind(wide), np.dtype(np.int64)
     entry = _TYPES[kind]
     return entry[0], np.dtype(entry[1])
 
@@ -186,8 +208,8 @@ def columns_of(schema: pa.Schema, *, owner: str, lists: bool) -> tuple[Column, .
                 of=owner,
                 column=column.name,
                 type=type_text(column.type),
-                hint="use boolean, integers, float, double, decimal of up to 18 digits, string, binary, date "
-                "or timestamp" + (", or arrays of these" if lists else ""),
+                hint="use boolean, integers, float, double, decimal, string, binary, date or timestamp"
+                + (", or arrays of these" if lists else ""),
             )
         if not is_usable_name(column.name):
             raise InvalidUsageError(

@@ -1,4 +1,7 @@
-"""Texts and bytes as numbers. Equal texts have the same number, so kernels handle only integers."""
+"""Texts and bytes as numbers. Equal texts have the same number, so kernels handle only integers.
+
+A decimal of more than 18 digits is 16 bytes, whose order is the order of the decimals of one type.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Numbers", "TextNumbers"]
+__all__ = ["Numbers", "TextNumbers", "interned_values", "wide_bytes"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -45,16 +48,15 @@ class TextNumbers:
         if not len(column):
             return np.zeros(0, np.int64)
         encoded = column.dictionary_encode()
-        text_numbers = np.array(
-            [self.number(text) for text in encoded.dictionary.to_pylist()] or [0], np.int64
-        )
+        texts = interned_values(encoded.dictionary).to_pylist()
+        text_numbers = np.array([self.number(text) for text in texts] or [0], np.int64)
         indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
         return text_numbers[indices]
 
     def known_numbers(self, column: pa.Array[Any]) -> Numbers:
         """Return the numbers of a column of texts; -1 for texts that are null or have no number."""
         encoded = column.dictionary_encode()
-        known = [self._numbers.get(text, -1) for text in encoded.dictionary.to_pylist()]
+        known = [self._numbers.get(text, -1) for text in interned_values(encoded.dictionary).to_pylist()]
         indices = encoded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
         return np.array([*known, -1], np.int64)[indices]
 
@@ -66,7 +68,7 @@ class TextNumbers:
         if not len(inside):
             return pa.nulls(len(numbers), kind)
         used, places = _ranked(inside, len(self._texts))
-        texts = pa.array([self._texts[number] for number in used], kind)
+        texts = _array([self._texts[number] for number in used], kind)
         if mask is None:
             return texts.take(pa.array(places))
         spread = np.zeros(len(numbers), np.int64)
@@ -110,6 +112,29 @@ class TextNumbers:
         self._stored = 0
         self.size_bytes = sum(120 + len(text) for text in texts)
         return new_numbers
+
+
+def interned_values(values: pa.Array[Any]) -> pa.Array[Any]:
+    """Return texts and bytes as they are, and decimals, of which none may be null, as bytes."""
+    if not pa.types.is_decimal128(values.type):
+        return values
+    words = np.frombuffer(values.buffers()[1] or b"", np.uint8).reshape(-1, 16)
+    words = words[values.offset : values.offset + len(values), ::-1].copy()
+    words[:, 0] ^= 0x80
+    return pa.Array.from_buffers(pa.binary(16), len(words), [None, pa.py_buffer(words)])
+
+
+def wide_bytes(digits: int) -> bytes:
+    """Return the bytes of a decimal with these digits."""
+    return (digits + (1 << 127)).to_bytes(16)
+
+
+def _array(texts: list[Any], kind: pa.DataType) -> pa.Array[Any]:
+    if not pa.types.is_decimal128(kind):
+        return pa.array(texts, kind)
+    words = np.frombuffer(b"".join(texts), np.uint8).reshape(-1, 16)[:, ::-1].copy()
+    words[:, -1] ^= 0x80
+    return pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(words)])
 
 
 def _ranked(numbers: Numbers, limit: int) -> tuple[Numbers, Numbers]:

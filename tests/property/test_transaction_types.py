@@ -186,8 +186,3 @@ def test_what_has_no_exact_result_is_an_error(body: str, fact: str) -> None:
     with pytest.raises(InvalidUsageError) as caught:
         shop(f"def random(e, t, u):\n    {body}\n    return None, None, 0, 0.0\n")
     assert fact in str(caught.value)
-
-
-def test_a_decimal_of_more_than_64_bits_is_refused() -> None:
-    with pytest.raises(InvalidUsageError, match="a column of this type has no place in a procedure"):
-        penstock.database("d").table("t", "k bigint, p decimal(19, 2)", key="k")

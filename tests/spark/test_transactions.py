@@ -268,21 +268,32 @@ def test_first_rows_are_loaded_once_though_a_worker_is_killed(
     assert balances(spark, place, checkpoint=place.checkpoint) == [(1, 5), (2, 20)]
 
 
+LARGE = Decimal("1000000000000000000000.000001")
+"""More than 18 digits, with room for a sum in Python's context of 28 digits."""
+
+
 def test_decimals_and_binary_columns_pass_through_spark(spark: SparkSession, tmp_path: Path) -> None:
     database = penstock.database("shop")
     database.table(
-        "sums", "who binary, total decimal(12, 2) NOT NULL, last timestamp_ntz", key="who", partition_by="who"
+        "sums",
+        "code decimal(20, 0), who binary, total decimal(12, 2) NOT NULL, last timestamp_ntz, "
+        "sum decimal(38, 6)",
+        key=("code", "who"),
+        partition_by="code",
     )
     text = """
 def add(e, sums):
-    if e.who not in sums:
-        sums.insert(who=e.who, total=0)
-    row = sums[e.who]
+    if (e.code, e.who) not in sums:
+        sums.insert(code=e.code, who=e.who, total=0)
+    row = sums[e.code, e.who]
     row.total += e.amount
     row.last = e.at
-    return row.total, row.who
+    old = row.sum
+    row.sum = e.sum
+    return row.total, row.who, old
 """
-    procedure = database.procedure(returns="total decimal(12, 2), who2 binary")(define(text))
+    returns = "total decimal(12, 2), who2 binary, old decimal(38, 6)"
+    procedure = database.procedure(returns=returns)(define(text))
     when = datetime.datetime(2026, 1, 2, 3, 4, 5)
     rows = [
         (1, b"a", Decimal("1.10")),
@@ -297,19 +308,24 @@ def add(e, sums):
             "who": pa.array([row[1] for row in rows], pa.binary()),
             "amount": pa.array([row[2] for row in rows], pa.decimal128(10, 2)),
             "at": pa.array([when] * 4, pa.timestamp("us")),
+            "code": pa.array([Decimal(10**19)] * 4, pa.decimal128(20, 0)),
+            "sum": pa.array([LARGE + row[0] for row in rows], pa.decimal128(38, 6)),
         })
     )  # fmt: skip
-    frame = place.input.frame(spark, "id long, who binary, amount decimal(10, 2), at timestamp_ntz")
+    types = "id long, who binary, amount decimal(10, 2), at timestamp_ntz"
+    frame = place.input.frame(spark, f"{types}, code decimal(20, 0), sum decimal(38, 6)")
     options: dict[str, Any] = {"keep": ["id", "who"], "buckets": 3, "state_location": place.state}
     place.run(penstock.transactions(frame, procedure, **options))
-    found = sorted(place.sequence("id", "total", "who2", "rejected"))
-    assert [(id, total, None if who is None else bytes(who), why) for id, total, who, why in found] == [
-        (1, Decimal("1.10"), b"a", None), (2, Decimal("-0.05"), b"\xff", None),
-        (3, Decimal("3.45"), b"a", None), (4, None, None, "null key: sums"),
+    found = sorted(place.sequence("id", "total", "who2", "rejected", "old"))
+    assert [(id, total, who and bytes(who), why, old) for id, total, who, why, old in found] == [
+        (1, Decimal("1.10"), b"a", None, None), (2, Decimal("-0.05"), b"\xff", None, None),
+        (3, Decimal("3.45"), b"a", None, LARGE + 1), (4, None, None, "null key: sums", None),
     ]  # fmt: skip
     stored = penstock.read_state(spark, place.state, table="sums").collect()
-    assert sorted((bytes(row["who"]), row["total"], row["last"]) for row in stored) == [
-        (b"a", Decimal("3.45"), when), (b"\xff", Decimal("-0.05"), when),
+    columns = [(row["code"], bytes(row["who"]), row["total"], row["last"], row["sum"]) for row in stored]
+    assert sorted(columns) == [
+        (10**19, b"a", Decimal("3.45"), when, LARGE + 3),
+        (10**19, b"\xff", Decimal("-0.05"), when, LARGE + 2),
     ]  # fmt: skip
 
 

@@ -11,15 +11,7 @@ from typing import Any
 
 from penstock.procedures.compiler import operations
 from penstock.procedures.compiler.layout import Layout, TableCode
-from penstock.procedures.compiler.operations import (
-    COMPARISONS,
-    NULL,
-    OPERATORS,
-    OperationError,
-    compare,
-    operate,
-    pick,
-)
+from penstock.procedures.compiler.operations import COMPARISONS, NULL, OPERATORS, OperationError
 from penstock.procedures.compiler.output import Output
 from penstock.procedures.compiler.scope import Facts, Scope, Scopes, UnknownKindError
 from penstock.procedures.compiler.values import Access, AccessMode, ListOf, Nothing, Row, Value, widen
@@ -119,7 +111,7 @@ class Expressions(ABC):
         if isinstance(value, str | bytes):
             kind = Kind.TEXT if isinstance(value, str) else Kind.BINARY
             return Value(kind, f"texts[{self.layout.text(value)}]")
-        if isinstance(value, Decimal) and (constant := operations.decimal(value)) is not None:
+        if isinstance(value, Decimal) and (constant := self.layout.decimal(value)) is not None:
             return constant
         raise self.wrong(
             node,
@@ -238,6 +230,7 @@ class Expressions(ABC):
 
     def key_column(self, node: ast.AST, table: TableCode, column: Column, value: Value) -> Value:
         """Check a column of a key."""
+        value = self.layout.as_wide(value, column.kind)
         if value.kind is not column.kind:
             owner = f"the key {column.name} of {table.spec.name}"
             raise self.scope.text.misfit(node, owner, column.kind, value.kind)
@@ -293,7 +286,7 @@ class Expressions(ABC):
 
     def operate(self, sign: str, a: Value, b: Value) -> Value:
         """Return the result of an operator."""
-        return operate(self.out, sign, self.check_null(a), self.check_null(b))
+        return operations.operate(self.out, sign, self.check_null(a), self.check_null(b))
 
     def sign(self, node: ast.AST, operator: ast.operator) -> str:
         """Return the sign of an operator."""
@@ -355,8 +348,8 @@ class Expressions(ABC):
 
     def _chain(self, name: str, left: Value, links: list[tuple[ast.cmpop, ast.expr]]) -> None:
         sign, right = COMPARISONS[type(links[0][0])], self.value(links[0][1])
-        left, right = self.check_null(left), self.check_null(right)
-        self.out.line(f"{name} = {compare(self.out, sign, left, right).code}")
+        left, right = self.layout.as_comparable(self.check_null(left), self.check_null(right))
+        self.out.line(f"{name} = {operations.compare(self.out, sign, left, right).code}")
         if links[1:]:
             with self.out.block(f"if {name}:"):
                 self._chain(name, right, links[1:])
@@ -378,9 +371,10 @@ class Expressions(ABC):
         if not isinstance(a, Value) or not isinstance(b, Value):
             raise self.wrong(node, "rows are not compared", "compare their columns")
         sign = COMPARISONS[type(operator)]
+        a, b = self.layout.as_comparable(a, b)
         if sign in ("==", "!=") and (a.null or b.null):
             return self._equal_or_null(sign, a, b)
-        return compare(self.out, sign, self.check_null(a), self.check_null(b))
+        return operations.compare(self.out, sign, self.check_null(a), self.check_null(b))
 
     def _is_none(self, node: ast.Compare, left: ast.expr, *, positive: bool) -> str:
         value = self.evaluate(left)
@@ -398,7 +392,7 @@ class Expressions(ABC):
 
     def _equal_or_null(self, sign: str, a: Value, b: Value) -> Value:
         """Compare like Python: a null equals a null and nothing else."""
-        values_equal = compare(self.out, "==", a, b).code
+        values_equal = operations.compare(self.out, "==", a, b).code
         any_null = " or ".join(value.null for value in (a, b) if value.null)
         all_null = f"({a.null} and {b.null})" if a.null and b.null else "False"
         equal = self.out.keep(f"({all_null} if ({any_null}) else {values_equal})")
@@ -429,7 +423,7 @@ class Expressions(ABC):
         if name in ("min", "max") and len(node.args) > 1:
             first, *rest = [self.check_null(value) for value in [self.value(part) for part in node.args]]
             for second in rest:
-                first = pick(self.out, name, first, second)
+                first = operations.pick(self.out, name, first, second)
             return first
         if name == "len" and len(node.args) == 1:
             elements = self.evaluate(node.args[0])

@@ -18,10 +18,14 @@ A stream 0 has columns ``s0_c1`` and masks ``s0_n1``. A variable of the kernel c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import ClassVar
 
-from penstock.procedures.schema import Column, RelationSpec, TableSpec
+from penstock.procedures.compiler.operations import decimal
+from penstock.procedures.compiler.values import Value
+from penstock.procedures.schema import MAX_WIDE_DIGITS, Column, Kind, RelationSpec, TableSpec, digits_of
+from penstock.procedures.texts import wide_bytes
 from penstock.procedures.workflows.dependencies import Dependencies
 
 __all__ = [
@@ -181,6 +185,35 @@ class Layout:
         if text not in self.texts:
             self.texts.append(text)
         return self.texts.index(text)
+
+    def decimal(self, value: Decimal) -> Value | None:
+        """Return a decimal as a constant; None if no constant can hold it."""
+        constant = decimal(value)
+        if constant is not None or not value.is_finite():
+            return constant
+        digits, scale = digits_of(value)
+        if scale > MAX_WIDE_DIGITS or abs(digits) >= 10**MAX_WIDE_DIGITS:
+            return None
+        return self._wide(Kind(f"decimal({MAX_WIDE_DIGITS}, {scale})"), value)
+
+    def as_wide(self, value: Value, kind: Kind) -> Value:
+        """Return a value as a wide decimal of a kind if it always is one, and unchanged otherwise."""
+        if kind.wide is None:
+            return value
+        digits, scale = kind.wide
+        if value.decimal is not None:
+            constant_digits, constant_scale = digits_of(value.decimal)
+            fits = constant_scale == scale and abs(constant_digits) < 10**digits
+            return self._wide(kind, value.decimal) if fits else value
+        fits = value.kind.wide is not None and value.kind.wide[1] == scale and value.kind.wide[0] <= digits
+        return replace(value, kind=kind) if fits else value
+
+    def as_comparable(self, a: Value, b: Value) -> tuple[Value, Value]:
+        """Return two values as wide decimals of one kind if one of them is a wide decimal."""
+        return self.as_wide(a, b.kind), self.as_wide(b, a.kind)
+
+    def _wide(self, kind: Kind, value: Decimal) -> Value:
+        return Value(kind, f"texts[{self.text(wide_bytes(digits_of(value)[0]))}]", decimal=value)
 
     @property
     def arguments(self) -> list[str]:

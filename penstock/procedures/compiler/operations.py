@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from penstock.procedures.compiler.output import Output
 from penstock.procedures.compiler.values import Value
-from penstock.procedures.schema import MAX_DIGITS, Kind, conversion_hint, digits_of
+from penstock.procedures.schema import MAX_DIGITS, WIDE_HINT, Kind, conversion_hint, digits_of
 
 __all__ = [
     "COMPARISONS",
@@ -65,6 +65,8 @@ class OperationError(Exception):
 def no_number(operator: str, kind: Kind) -> OperationError:
     """Return the error for an operand that is not a number."""
     hint = "write 1 if ... else 0" if kind is Kind.BOOLEAN else _IN_THE_EVENT
+    if kind.wide is not None:
+        hint = WIDE_HINT
     return OperationError(f"{operator} is for numbers, not for {kind}", hint)
 
 
@@ -106,7 +108,7 @@ def decimal(value: Decimal) -> Value | None:
     digits, scale = digits_of(value) if value.is_finite() else (0, MAX_DIGITS + 1)
     if scale > MAX_DIGITS or not -(1 << 63) < digits < 1 << 63:
         return None
-    return Value(Kind.decimal(scale), f"({digits})")
+    return Value(Kind.decimal(scale), f"({digits})", decimal=value)
 
 
 def non_finite(value: float) -> str:
@@ -117,7 +119,7 @@ def non_finite(value: float) -> str:
 def align(out: Output, a: Value, b: Value) -> tuple[Value, Value]:
     """Return decimals and integers at a common scale; return other values unchanged."""
     scales = (a.kind.scale, b.kind.scale)
-    if scales == (None, None):
+    if scales == (None, None) or a.kind.wide or b.kind.wide:
         return a, b
     if any(value.kind.scale is None and value.kind is not Kind.INTEGER for value in (a, b)):
         raise OperationError(f"{a.kind} meets {b.kind}", "convert with int(...) or float(...)")
@@ -201,7 +203,8 @@ def compare(out: Output, sign: str, a: Value, b: Value) -> Value:
     if len(kinds) != 1:
         raise OperationError(f"{a.kind} is compared with {b.kind}", conversion_hint(b.kind, a.kind))
     if not a.kind.is_number and sign not in ("==", "!="):
-        raise OperationError(f"{sign} is for numbers", f"{a.kind} compares with == and !=")
+        other = f"; for {sign} {WIDE_HINT}" if a.kind.wide else ""
+        raise OperationError(f"{sign} is for numbers", f"{a.kind} compares with == and !={other}")
     return Value(Kind.BOOLEAN, f"({a.code} {sign} {b.code})")
 
 

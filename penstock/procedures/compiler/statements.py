@@ -244,7 +244,8 @@ class Statements(Sets, Selections, Calls):
         raise self.wrong(target, "this cannot be assigned", _ASSIGNED)
 
     def _keep_value(self, value: Value) -> Value:
-        return Value(value.kind, self.out.keep(value.code), value.null and self.out.keep(value.null))
+        code, null = self.out.keep(value.code), value.null and self.out.keep(value.null)
+        return Value(value.kind, code, null, decimal=value.decimal)
 
     def _augassign_statement(self, node: ast.AugAssign) -> None:
         sign = self.sign(node, node.op)

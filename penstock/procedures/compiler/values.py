@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from enum import StrEnum
 
 from penstock.procedures.schema import Column, Kind
@@ -102,12 +103,15 @@ class Value:
         An expression that is true if the value is null; None if the value is never null.
     origin : Origin or None
         The origin, if it has one.
+    decimal : decimal.Decimal or None
+        The value itself if it is a constant decimal.
     """
 
     kind: Kind
     code: str
     null: str | None = None
     origin: Origin | None = None
+    decimal: Decimal | None = None
 
     def never_null(self) -> Value:
         """Return the value as never null, after a check."""

@@ -82,6 +82,7 @@ class Writes(Expressions):
         """Convert a value to a column's type; reject the transaction if the value does not fit."""
         if column.kind is Kind.FLOAT and value.kind is Kind.INTEGER:
             value = as_float(self.out, value)
+        value = self.layout.as_wide(value, column.kind)
         scale, digits = column.kind.scale, value.kind.scale
         is_exact = value.kind is Kind.INTEGER or digits is not None
         if scale is not None and is_exact and (digits or 0) <= scale:

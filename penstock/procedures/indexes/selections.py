@@ -181,6 +181,7 @@ class Selections(Writes):
         value = self.check_null(value)
         if column.kind is Kind.FLOAT and value.kind is Kind.INTEGER:
             value = as_float(self.out, value)
+        value = self.layout.as_wide(value, column.kind)
         if value.kind is not column.kind:
             raise self.scope.text.misfit(node, f"the column {column.name}", column.kind, value.kind)
         return self.out.keep(word(column, value.code))

@@ -55,6 +55,8 @@ class Sets(Expressions):
         if value.kind is Kind.FLOAT:
             raise self.wrong(node, "a set has no floats", "convert it with int(...)")
         kind = self.scope.sets[name]
+        if kind is not None:
+            value = self.layout.as_wide(value, kind)
         if kind is not None and kind is not value.kind:
             raise self.scope.text.misfit(node, "an element of this set", kind, value.kind)
         self.scope.sets[name] = value.kind

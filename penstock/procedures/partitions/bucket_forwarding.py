@@ -263,7 +263,7 @@ def forwarding_obstacle(program: Program | PlainProgram) -> str | None:
     for spec in program.tables:
         if spec.window is not None:
             return spec.why_one_bucket
-        if spec.partition_by is not None and spec.column(spec.partition_by).kind.scale is not None:
+        if spec.partition_by is not None and pa.types.is_decimal(spec.column(spec.partition_by).type):
             return f"the table {spec.name} is partitioned by a decimal"
     route = bucket_route(program)
     if route.obstacle is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from penstock.errors import InvalidUsageError
 from penstock.procedures.in_process.arrow_rows import arrow_errors
 from penstock.procedures.rows import numpy_column
 from penstock.procedures.schema import Column, Kind, TableSpec
-from penstock.procedures.texts import Numbers, TextNumbers
+from penstock.procedures.texts import Numbers, TextNumbers, interned_values
 from penstock.sql.expression import did_you_mean
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of
 
@@ -36,9 +37,14 @@ def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
     """Return a hash of each value of a key column, or of an attribute of that kind; for a null, any hash."""
     if column.kind.is_interned:
         kind = pa.large_string() if column.kind is Kind.TEXT else pa.large_binary()
-        values = values.fill_null("" if column.kind is Kind.TEXT else b"").cast(kind)
+        values = interned_values(values.fill_null(_zero(column))).cast(kind)
         return KeyCodec([pa.field("key", kind)]).encode([values]).hashes.view(np.int64)
     return hash_numbers(numbers_of(column, values))
+
+
+def _zero(column: Column) -> str | bytes | Decimal:
+    """Return a value of an interned kind."""
+    return {Kind.TEXT: "", Kind.BINARY: b""}.get(column.kind, Decimal())
 
 
 def hash_numbers(numbers: Numbers) -> Numbers:
@@ -152,7 +158,7 @@ class Placement:
     def _ranges_of(self, column: Column, values: pa.Array[Any]) -> Numbers:
         if not column.kind.is_interned:
             return find_ranges(numbers_of(column, values), np.array(self.ranges, np.int64))
-        encoded = values.fill_null("" if column.kind is Kind.TEXT else b"").dictionary_encode()
+        encoded = values.fill_null(_zero(column)).dictionary_encode()
         numbers = [bisect_right(self.ranges or (), value) for value in encoded.dictionary.to_pylist()]
         return np.array(numbers or [0], np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
 

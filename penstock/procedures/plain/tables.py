@@ -22,7 +22,7 @@ from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.statements import procedure_text
 from penstock.procedures.plain.selection import PlainSelection, find_index
 from penstock.procedures.plain.words import WORDS, RejectedError, reject, to_scale
-from penstock.procedures.schema import MAX_DIGITS, Column, Kind, TableSpec, digits_of
+from penstock.procedures.schema import Column, Kind, TableSpec, digits_of
 
 __all__ = ["PlainTable", "PlainTables", "fit", "fit_results", "python_rows"]
 
@@ -36,7 +36,7 @@ _PYTHON_TYPES: dict[Kind, Any] = {
     Kind.BOOLEAN: bool,
     Kind.TEXT: str,
     Kind.BINARY: bytes,
-    **{Kind.decimal(scale): Decimal for scale in range(MAX_DIGITS + 1)},
+    **{kind: Decimal for kind in Kind if kind.scale is not None or kind.wide is not None},
 }
 
 
@@ -267,8 +267,8 @@ def fit(column: Column, value: Any) -> Any:
             with np.errstate(over="ignore"):
                 value = float(np.float32(value))
         return value
-    if column.kind.scale is not None and type(value) in (int, Decimal):
-        value = to_scale(value, column.kind.scale)
+    if pa.types.is_decimal(column.type) and type(value) in (int, Decimal):
+        value = to_scale(value, column.type.scale)
         if not -(10**column.type.precision) < digits_of(value)[0] < 10**column.type.precision:
             raise RejectedError(OVERFLOW)
     if type(value) is not _PYTHON_TYPES[column.kind]:

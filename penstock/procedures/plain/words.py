@@ -75,8 +75,12 @@ def _align(a: Any, b: Any) -> tuple[Any, Any]:
         return a, b
     if not all(type(number) in (int, Decimal) for number in (a, b)):
         raise InvalidUsageError("a decimal meets another kind", hint="convert with int(...) or float(...)")
-    scale = max(digits_of(Decimal(number))[1] for number in (a, b))
-    return to_scale(a, scale), to_scale(b, scale)
+    scales = {digits_of(Decimal(number))[1] for number in (a, b)}
+    a, b = (to_scale(number, max(scales)) for number in (a, b))
+    if len(scales) > 1:  # otherwise nothing was multiplied, and a column may have more than 18 digits
+        _check_range(digits_of(a)[0])
+        _check_range(digits_of(b)[0])
+    return a, b
 
 
 def to_scale(value: Any, scale: int) -> Decimal:
@@ -84,12 +88,16 @@ def to_scale(value: Any, scale: int) -> Decimal:
     digits, value_scale = digits_of(Decimal(value))
     if value_scale > scale:
         raise InvalidUsageError("a decimal has more digits than its column", scale=scale)
-    return _decimal(digits * 10 ** (scale - value_scale), scale)
+    return _exact(digits * 10 ** (scale - value_scale), scale)
 
 
 def _decimal(digits: int, scale: int) -> Decimal:
     """Return the decimal of these digits and scale; reject digits beyond 64 bits."""
-    sign = 1 if _check_range(digits) < 0 else 0
+    return _exact(_check_range(digits), scale)
+
+
+def _exact(digits: int, scale: int) -> Decimal:
+    sign = 1 if digits < 0 else 0
     return Decimal((sign, tuple(map(int, str(abs(digits)))), -scale))
 
 
