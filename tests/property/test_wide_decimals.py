@@ -61,8 +61,8 @@ def sources(draw: Any) -> str:
 
     def statement() -> list[str]:
         range_text = one("[e.c]", "[e.c:]", "[WHOLE:]", "[:r.c]", "")
-        return draw(
-            st.sampled_from([
+        return list(
+            draw(st.sampled_from([
                 [f"r.c = {whole()}"], [f"r.d = {one('e.c', 'e.w', 'WHOLE', 'r.c', 'r.d')}"], ["r.d = None"],
                 [f"if {condition()}:", f"    r.d = {whole()}"], [f"if {condition()}:", '    abort("no")'],
                 [f"if (e.c, {fraction()}) not in u:", "    u.insert(c=e.c, b=r.b, n=e.n)"],
@@ -72,7 +72,7 @@ def sources(draw: Any) -> str:
                 ["last = t.by('d').last()", "if last is not None:", "    last.c = e.c"],
                 ["for y in e.cs:", "    if y == r.c:", "        n += 100"],
                 ["seen = set()", "seen.add(e.b)", f"if {fraction()} in seen:", "    n += 1000"],
-            ])
+            ]))
         )  # fmt: skip
 
     body = ["n = 0", "r = t.get(e.b)", "if r is None:", "    r = t.insert(b=e.b, c=e.c, d=e.w, n=e.n)"]
@@ -193,9 +193,9 @@ def test_decimals_become_numbers_and_bytes_that_have_their_order(scale: int) -> 
     assert texts.known_numbers(column).tolist() == [
         -1 if one is None else n for one, n in zip(digits, numbers, strict=True)
     ]
-    inside = [place for place, one in enumerate(values) if one is not None]
-    ordered = sorted(inside, key=lambda place: texts.ranks(numbers[inside])[inside.index(place)])
-    assert [values[place] for place in ordered] == sorted(values[place] for place in inside)
+    known = [one for one in values if one is not None]
+    ranks = texts.ranks(numbers[column.is_valid().to_numpy(zero_copy_only=False)])
+    assert [known[place] for place in np.argsort(ranks, kind="stable")] == sorted(known)
 
 
 SUMS = """

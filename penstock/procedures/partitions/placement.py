@@ -44,7 +44,8 @@ def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
 
 def _zero(column: Column) -> str | bytes | Decimal:
     """Return a value of an interned kind."""
-    return {Kind.TEXT: "", Kind.BINARY: b""}.get(column.kind, Decimal())
+    zeros: dict[Kind, str | bytes] = {Kind.TEXT: "", Kind.BINARY: b""}
+    return zeros.get(column.kind, Decimal())
 
 
 def hash_numbers(numbers: Numbers) -> Numbers:
