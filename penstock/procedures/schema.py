@@ -49,7 +49,7 @@ class Kind(StrEnum):
     more digits, which are interned, there is a kind for each type.
     """
 
-    _ignore_ = ("scale_", "digits_")
+    _ignore_ = "scale_ digits_ places_"
 
     INTEGER = "integer"
     FLOAT = "float"
@@ -59,8 +59,8 @@ class Kind(StrEnum):
     for scale_ in range(MAX_DIGITS + 1):
         vars()[f"DECIMAL_{scale_}"] = f"decimal({scale_})"
     for digits_ in range(MAX_DIGITS + 1, MAX_WIDE_DIGITS + 1):
-        for scale_ in range(digits_ + 1):
-            vars()[f"DECIMAL_{digits_}_{scale_}"] = f"decimal({digits_}, {scale_})"
+        for places_ in range(digits_ + 1):
+            vars()[f"DECIMAL_{digits_}_{places_}"] = f"decimal({digits_}, {places_})"
 
     @staticmethod
     def decimal(scale: int) -> Kind:
