@@ -52,7 +52,6 @@ def entries(place: Path) -> int:
     return PStream(place).log.number if (place / "p-stream").exists() else 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "points"), long_but([("csv", _POINTS), ("json", _POINTS[-1:])], ("json", _POINTS[-1:]))
 )

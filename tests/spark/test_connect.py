@@ -187,7 +187,6 @@ def act(e, totals):
     assert sorted((row.k, row.sum) for row in state.collect()) == [("a", 4.0), ("b", 2.0)]
 
 
-@pytest.mark.long
 def test_upserts_keep_a_table_up_to_date(remote: SparkSession, tmp_path: Path) -> None:
     place, file = Place(tmp_path), tmp_path / "newest.db"
     for rows in (ROWS, [("a", 7, 0.0), ("c", 1, 4.0)]):

@@ -86,7 +86,6 @@ def rows_of_reader(text: str) -> list[int] | None:
         return None
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", long_but(range(3), 0))
 def test_a_reader_fails_where_spark_does(spark: SparkSession, seed: int) -> None:
     random, frame = Random(seed), frame_of(spark, _ROWS)

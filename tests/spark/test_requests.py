@@ -240,7 +240,6 @@ def balance(e, accounts):
 """
 
 
-@pytest.mark.long
 def test_a_pipeline_and_a_graph_take_requests(spark: SparkSession, tmp_path: Path) -> None:
     penstock.register(spark)
     (tmp_path / "bank.py").write_text(FILE)

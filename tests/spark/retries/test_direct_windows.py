@@ -118,7 +118,6 @@ def test_an_attempt_that_wrote_and_failed_is_an_orphan(
     assert {fact.name for fact in view.segments.list()} == committed
 
 
-@pytest.mark.long
 def test_a_batch_that_runs_again_is_committed_once(spark: SparkSession, tmp_path: Path) -> None:
     graph = windows().sink("pstream", path=str(tmp_path / "out"))
     run(spark, graph, tmp_path / "run")
