@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.operators.freshness.classes import KeyClasses, list_urgent, pop_ur
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.freshness.controller import (
     ControllerState,
+    Decision,
     Fit,
     allowed_budgets,
     greatest_work,
@@ -410,6 +412,46 @@ def test_a_decision_depends_on_its_arguments_only() -> None:
     assert after[0] == after[1]
 
 
+@pytest.mark.parametrize("pause", [5 * SECOND, 300 * SECOND])
+def test_downtime_is_no_fixed_cost_until_two_cycles_in_a_row_are_so_long(pause: int) -> None:
+    contract = contract_of("8 s")
+    queue = new_queues(contract)[0]
+    run(Traffic(lambda second: 3_000, 4), contract, STEADY, [queue])
+    before = queue.controller
+    assert before is not None
+
+    def plan_after(state: ControllerState, cycle: int) -> tuple[ControllerState, Decision]:
+        ended, served = state.started_us + 1, 100
+        done = settle(contract, state, [Staleness()], ended, served=served, left=9, serving_us=100_000)
+        assert ControllerState.from_fields(Fields(json.loads(json.dumps(done.to_json())))) == done
+        return plan(contract, done, [150], state.started_us + cycle)
+
+    usual = round(before.fit.expect(before.served))
+    after, decision = plan_after(before, pause)
+    assert after.fit.fixed_us < 2 * before.fit.fixed_us
+    assert np.isfinite(decision.needs[0])
+    # After usual cycles, another one is a pause again.
+    other, _ = plan_after(plan_after(after, usual)[0], pause)
+    assert other.fit.fixed_us < 2 * before.fit.fixed_us
+    twice, _ = plan_after(after, pause)
+    assert twice.doubted is None
+    assert twice.fit.fixed_us > 4 * before.fit.fixed_us
+
+
+def test_a_pause_after_the_first_micro_batch_is_no_cost() -> None:
+    contract = contract_of("2 s")
+    first, _ = plan(contract, ControllerState(), [150], SECOND)
+    done = settle(contract, first, [Staleness()], 2 * SECOND, served=100, left=50, serving_us=1_000)
+    after, _ = plan(contract, done, [150], 300 * SECOND)
+    assert after.fit.cycle_us == 0.0
+
+
+def test_a_state_that_was_stored_without_doubts_has_none() -> None:
+    stored = json.loads(json.dumps(ControllerState(doubted=Fit(2.0)).to_json()))
+    del stored["doubted"]
+    assert ControllerState.from_fields(Fields(stored)) == ControllerState()
+
+
 def test_an_idle_hour_is_no_fixed_cost() -> None:
     contract = contract_of("2 s")
     queue = new_queues(contract)[0]
@@ -419,7 +461,7 @@ def test_an_idle_hour_is_no_fixed_cost() -> None:
     hour = before.finished_us + 3_600 * SECOND
     after, _ = plan(contract, before, [5], hour, hour - 1_000)
     assert after.fit == before.fit
-    busy, _ = plan(contract, before, [5], hour, before.finished_us - 1)
+    busy, _ = plan(contract, replace(before, doubted=before.fit), [5], hour, before.finished_us - 1)
     assert busy.fit != before.fit
 
 

@@ -56,7 +56,10 @@ _WAITING_WEIGHT = 0.3
 _SPREAD = 0.1
 """Variation of n, relative to its mean, below which cycles show little about the cost of a tuple."""
 _LONGEST_JUMP = 4.0
-"""A cycle is capped at this multiple of the expected or promised duration, so that pauses fade quickly."""
+"""A cycle that takes more than this multiple of the expected duration may be a pause, such as downtime. It is
+learned only if the next measured cycle is surprisingly long as well. Until then, a micro-batch serves as few
+rows as if the long cycle were the cost of its rows. A learned cycle is capped at this multiple of the
+expected or promised duration, so that it fades quickly."""
 _LEAST_CHANGE = 0.15
 """A budget changes only by more than this share."""
 _INTERVAL = 0.5
@@ -129,7 +132,8 @@ class Fit:
         return Fit(mean, mean_us, variance, covariance, slope_us, self.row_us)
 
 
-_FIT = tuple(one.name for one in dataclasses.fields(Fit))
+def _read_fit(fields: Fields) -> Fit:
+    return Fit(*(fields.real(one.name) for one in dataclasses.fields(Fit)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,8 @@ class ControllerState:
         Tuples that the last micro-batch served, and tuples that still waited after it.
     interval_us : int
         The trigger interval after the last micro-batch; 0 if the next micro-batch starts at once.
+    doubted : Fit or None
+        `fit` with the last measured cycle, if that was so long that it may have been a pause.
     """
 
     fit: Fit = field(default_factory=Fit)
@@ -186,6 +192,7 @@ class ControllerState:
     served: int = 0
     left: int = 0
     interval_us: int = 0
+    doubted: Fit | None = field(default=None, kw_only=True)
 
     @property
     def cycle_us(self) -> float:
@@ -205,10 +212,9 @@ class ControllerState:
         CorruptDataError
             If a field is missing or malformed.
         """
-        inner = fields.fields("fit")
         newer = [name for name in ("interval_us",) if fields.has(name)]
-        return ControllerState(
-            Fit(*(inner.real(name) for name in _FIT)),
+        state = ControllerState(
+            _read_fit(fields.fields("fit")),
             tuple(
                 ClassState(one.real("waiting"), one.real("late_us"), one.real("time_us"), one.flag("broken"))
                 for one in fields.objects("classes")
@@ -218,6 +224,7 @@ class ControllerState:
             fields.real("reached"),
             *(fields.count(name) for name in ("started_us", "finished_us", "served", "left", *newer)),
         )
+        return replace(state, doubted=_read_fit(fields.fields("doubted"))) if fields.has("doubted") else state
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,13 +304,23 @@ def plan(
         The arrival time of the oldest tuple that entered now. If it is after the end of the last micro-batch,
         the time between them may have been idle.
     """
-    fit = state.fit
+    fit, doubted = state.fit, state.doubted
     cycle_us = started_us - state.started_us
+    longest_us = max(promise.limit_us for promise in contract.promises)
+    dearest_us = 0.0
     if state.started_us and cycle_us > 0:
         busy = state.left > 0 or (since_us is not None and since_us <= state.finished_us)
         busy = busy and not state.interval_us <= cycle_us <= _PACED * state.interval_us
         if busy or cycle_us < fit.expect(state.served):
-            fit = fit.add(state.served, cycle_us, max(promise.limit_us for promise in contract.promises))
+            expected_us = fit.expect(state.served)
+            usual_us = max(expected_us, fit.cycle_us) if fit.cycle_us else longest_us
+            if doubted is None and cycle_us > _LONGEST_JUMP * usual_us:
+                doubted = fit.add(state.served, cycle_us, longest_us)
+                dearest_us = min(cycle_us, _LONGEST_JUMP * longest_us) / max(state.served, 1)
+            else:
+                if doubted is not None and cycle_us > _SURPRISE * expected_us:
+                    fit = replace(doubted, row_us=fit.row_us)
+                fit, doubted = fit.add(state.served, cycle_us, longest_us), None
     known = state.classes or (ClassState(),) * len(contract.promises)
     weight = _WAITING_WEIGHT if state.started_us else 1.0
     classes = tuple(
@@ -322,8 +339,16 @@ def plan(
     elif abs(target_us - budget_us) > _LEAST_CHANGE * budget_us:
         budget_us += (target_us - budget_us) / 2
     most = max(_FIRST_ROWS, int(_ROWS_GROWTH * state.reached))
-    rows = max(min(int(budget_us / fit.cost_us), most), 1)
-    now = replace(state, fit=fit, classes=classes, budget_us=budget_us, limit=rows, started_us=started_us)
+    rows = max(min(int(budget_us / max(fit.cost_us, dearest_us)), most), 1)
+    now = replace(
+        state,
+        fit=fit,
+        classes=classes,
+        budget_us=budget_us,
+        limit=rows,
+        started_us=started_us,
+        doubted=doubted,
+    )
     needs = []
     for limit_us, work_us in zip(limits, works, strict=True):
         most_us = greatest_work(limit_us, fit.fixed_us)
