@@ -160,6 +160,33 @@ def test_costs_come_from_the_metrics_of_a_test_run(tmp_path: Path) -> None:
             measured_engine(file)
 
 
+def test_the_first_micro_batch_after_each_start_and_other_queries_are_no_costs(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+
+    def entry(run: str, batch: int, batch_ms: float, **named: Any) -> dict[str, Any]:
+        costs = {"batch_ms": batch_ms, "budget_used_ms": 30.0, "emitted": 10, "buckets": 1}
+        return {"query": "trades", "query_id": run, "batch_id": batch, "operator": "queue"} | costs | named
+
+    def measure(*entries: dict[str, Any]) -> Engine:
+        file.write_text("".join(json.dumps(one) + "\n" for one in entries))
+        return measured_engine(file)
+
+    first = [entry("a", 0, 9_000.0), entry("a", 1, 130.0)]
+    assert measure(*first) == Engine(100_000, 3_000.0, 0.0, (100_000,))
+    for started in (entry("a", 1, 9_000.0), entry("b", 0, 9_000.0), entry("b", 7, 9_000.0)):
+        later = {"query_id": started["query_id"], "batch_id": started["batch_id"] + 1}
+        found = measure(*first, started, entry("a", 2, 150.0) | later)
+        assert found == Engine(110_000, 3_000.0, 0.0, (100_000, 120_000))
+    # Idle micro-batches before it do not end a start.
+    idle = entry("b", 0, 20.0, emitted=0)
+    assert measure(*first, idle, entry("b", 1, 9_000.0)).fixed_us == 100_000
+    inner = entry("a", 1, 7_000.0, query="trades.persisted", query_id="c", operator="filter")
+    assert measure(first[0], inner, inner, first[1]).fixed_us == 100_000
+    for other in ({"query": "quotes"}, {"operator": "window"}):
+        with pytest.raises(InvalidUsageError, match="several queries or operators"):
+            measure(*first, first[1] | other)
+
+
 def test_micro_batches_take_the_fixed_times_of_a_test_run_in_turn() -> None:
     stream = UpdateStream(table().schema, ("key",), "time", "time")
     rows, arrived = table(1.0).to_batches()[0], np.arange(RATE) * 1_000_000 // RATE

@@ -99,27 +99,69 @@ class PlanRequest:
 def measured_engine(path: Path, sink_us: float = 0.0) -> Engine:
     """Return the costs in the metrics file of a test run, without the micro-batch that starts workers.
 
-    On Spark each bucket of the test run must have had a core; the local engine serves buckets in turn.
+    On Spark each bucket of the test run must have had a core; the local engine serves buckets in turn. A
+    start is recognized if it has a new checkpoint or repeats a micro-batch. So the file should be of one run.
 
     Raises
     ------
     InvalidUsageError
-        If there is no such file, or it has fewer than two micro-batches that served tuples.
+        If there is no such file, it has fewer than two micro-batches that served tuples, or it has several
+        queries or operators.
     """
     try:
         entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        served = [one for one in entries if one["emitted"]][1:]
+        served = _drop_first_of_each_start(_select_query(entries, path))
         serve_ms = [one["budget_used_ms"] / (one["buckets"] if one.get("spark_ms") else 1) for one in served]
         fixed_us = [
             round(1000 * max(one["batch_ms"] - ms, 0.0)) for one, ms in zip(served, serve_ms, strict=True)
         ]
         cost_us = 1000 * sum(one["budget_used_ms"] for one in served) / sum(one["emitted"] for one in served)
+    except InvalidUsageError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise InvalidUsageError(
             "cannot read costs from the metrics of a test run", file=str(path), reason=type(error).__name__,
             hint="name the file of query.metrics of a run with several micro-batches",
         ) from error  # fmt: skip
     return Engine(sum(fixed_us) // len(fixed_us), cost_us, sink_us, tuple(fixed_us))
+
+
+def _select_query(entries: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """Return the entries of the results query, without the other queries of its graph.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there are several such queries, or the query has several operators.
+    """
+    names = {str(one.get("query")) for one in entries}
+    main = {name for name in names if not any(name.startswith(f"{other}.") for other in names)}
+    chosen = [one for one in entries if str(one.get("query")) in main]
+    operators = {str(one.get("operator")) for one in chosen}
+    if len(main) > 1 or len(operators) > 1:
+        raise InvalidUsageError(
+            "costs cannot be measured from the metrics of several queries or operators", file=str(path),
+            queries=", ".join(sorted(main)), operators=", ".join(sorted(operators)),
+            hint="set query.metrics to a new file for a test run of one query with one operator",
+        )  # fmt: skip
+    return chosen
+
+
+def _drop_first_of_each_start(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the micro-batches that served tuples, without the first after each start."""
+    kept: list[dict[str, Any]] = []
+    last: tuple[object, int] | None = None
+    is_first = True
+    for one in entries:
+        run, number = one.get("query_id"), one.get("batch_id")
+        if number is not None:
+            is_first = is_first or (last is not None and (run != last[0] or number <= last[1]))
+            last = run, number
+        if one["emitted"]:
+            if not is_first:
+                kept.append(one)
+            is_first = False
+    return kept
 
 
 def read_sample(path: str, max_rows: int) -> pa.Table:
