@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.crash.contract_job import LIMIT_S
-from tests.crash.contract_soak import CLEAR, Oracle, Tick, find_breaches
+from tests.crash.contract_soak import CLEAR, Oracle, Tick, count_false_alarms, find_breaches
 
 STEP_S = 0.25
 
@@ -47,6 +47,17 @@ def test_a_dead_process_reports_nothing_and_is_excused_until_it_runs() -> None:
     assert breach.is_excused()
     (breach,) = find_breaches(ticks_of(dead, "d" * 30 + "r" * 30), [])
     assert not breach.is_excused()
+
+
+def test_a_report_of_a_breach_is_false_if_the_promise_was_kept_for_a_whole_window() -> None:
+    window_s = 2 * LIMIT_S
+    calm = ticks_of("x" * 8 + "." * 200)
+    early, late = 2.0 + window_s - STEP_S, 2.0 + window_s
+    assert count_false_alarms(calm, [(1.0, False), (early, False)]) == (0, 0)
+    assert count_false_alarms(calm, [(late, True), (late + 1, False), (late + 2, False)]) == (2, 3)
+    assert count_false_alarms(ticks_of("." * 80 + "x" * 40), [(21.0, False), (25.0, False)]) == (0, 0)
+    # A process that has just started cannot know.
+    assert count_false_alarms(ticks_of("." * 100, "d" * 50 + "r" * 50), [(late, False)]) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))
