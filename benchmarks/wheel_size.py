@@ -2,8 +2,8 @@
 
 Builds the wheel of this tree and packs its files again, for each design. `deflate` is what the wheel has;
 `level 9` is its best level, and `bzip2` and `lzma` are the other compressions of zip archives. `core` leaves
-databases, transactions, their SQL, designs, predictions and speculation to a second distribution. `one
-archive` compresses all files together; Python cannot import it.
+databases, transactions, designs, predictions and speculation to a second distribution. `one archive`
+compresses all files together; Python cannot import it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from pathlib import Path
 
 from benchmarks.harness import REPOSITORY
 
-SECOND = tuple(
-    f"penstock/{name}/" for name in ("procedures", "predicting", "designing", "speculating", "sql")
-)
+SECOND = tuple(f"penstock/{name}/" for name in ("procedures", "predicting", "designing", "speculating"))
 Files = Mapping[str, bytes]
 
 
