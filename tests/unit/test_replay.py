@@ -366,6 +366,27 @@ def test_a_database_is_replayed_from_its_first_rows(tmp_path: Path) -> None:
     assert not (tmp_path / "requests").exists()
 
 
+def test_a_replay_rejects_no_record_again(tmp_path: Path) -> None:
+    source = {
+        "type": "files", "format": "json", "path": str(tmp_path / "files"), "on_error": "skip",
+        "schema": "k STRING, t BIGINT, v BIGINT", "reject_to": str(tmp_path / "rejected"),
+    }  # fmt: skip
+    run = Run(tmp_path, source=source)
+    (tmp_path / "files").mkdir()
+    running = open_pipeline(*load_document(run.file), Places(clock=run.clock))
+    for number in range(2):
+        text = json.dumps({"k": "a", "t": number, "v": 1}) + f'\n{{"k": {number}'
+        (tmp_path / "files" / str(number)).write_text(text)
+        run.clock.advance(1_000_000)
+        assert running.step(lambda done: None)
+    assert PStream(tmp_path / "rejected").end == 2
+    before = digests(tmp_path / "rejected")
+    found = run.found()
+    assert [one["differences"] for one in found] == [[], []]
+    assert all("rows" in one["compared"] for one in found)
+    assert digests(tmp_path / "rejected") == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "fact"),
     [

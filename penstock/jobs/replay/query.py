@@ -99,14 +99,15 @@ def open_query(
 
 
 def _without_side_effects(pipeline: Pipeline) -> Pipeline:
-    """Return a pipeline that writes nothing but its state and its results."""
+    """Return a pipeline that writes only its state and its results.
+
+    It may name p-streams of rejected records, because a `Builder` without subscriptions rejects none.
+    """
     quiet: dict[str, Any] = {"query": pipeline.query.model_copy(update={"state_location": None})}
     for name in ("queue", "union", "join", "window"):
         section = getattr(pipeline, name)
         if getattr(section, "late_to", None) is not None:
             quiet[name] = section.model_copy(update={"late_to": None})
-    if getattr(pipeline.source, "reject_to", None) is not None:
-        raise InvalidUsageError("a replay keeps no rejected records", hint="set source.reject_to=null")
     if pipeline.database is not None and pipeline.database.requests is not None:
         raise InvalidUsageError(
             "a replay answers no requests",
