@@ -9,9 +9,10 @@ are the schemas and procedures, the paths of their transactions (recorded in Pyt
 the models: the first half of the transactions trains them, the other half runs. Features are selected with 16
 partitions.
 
-A transaction holds each of its partitions from its begin until the end, or until it is considered finished
-there (OP4). If it accesses a partition that it has not locked, or has finished with, it begins again and
-locks all partitions. The modes:
+Each partition has a queue. A transaction enters the queues of all its partitions when it reaches its base
+partition, and begins once it is the first in all of them. It holds each partition until it ends, or until it
+is considered finished there (OP4). Before a query of a partition that it has not locked, or has finished
+with, it stops, enters the queues again and locks all partitions. The modes:
 
 - single: without predictions. A transaction begins in a random partition, as one of that partition alone.
   At the first access to another partition it begins again there, and at the next one it locks all.
@@ -30,6 +31,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +106,7 @@ def _deviates(request: Request, plan: Plan) -> int | None:
 
 
 def attempts(request: Request, plan: Plan | None, partitions: int) -> Iterator[tuple[Plan, int]]:
-    """Return the plans that a transaction runs by, each with the number of its queries until it deviates.
+    """Return the plans that a transaction runs by, each with the number of queries before it deviates.
 
     Without a plan it runs in mode ``single``.
     """
@@ -112,13 +114,13 @@ def attempts(request: Request, plan: Plan | None, partitions: int) -> Iterator[t
     first = plan or Plan(request.arrives, 1 << request.arrives)
     step = _deviates(request, first)
     if plan is None and step is not None and len(others := bits(request.queries[step])) == 1:
-        yield first, step + 1
+        yield first, step
         first = Plan(others[0], 1 << others[0])
         step = _deviates(request, first)
     if step is None:
         yield first, len(request.queries)
         return
-    yield first, step + 1
+    yield first, step
     yield Plan(request.right().base, everything), len(request.queries)
 
 
@@ -160,23 +162,30 @@ def simulate(
     estimate_us : float
         The time of an estimate, before a transaction begins.
     """
+    tried = [list(attempts(request, plan, partitions)) for request, plan in work]
     free = [0.0] * partitions
-    clients = [0.0] * (CLIENTS * partitions)  # when each sends its next request
-    again = 0
-    for request, plan in work:
-        now = heapq.heappop(clients) + estimate_us
-        place = request.arrives
-        for number, (tried, steps) in enumerate(attempts(request, plan, partitions)):
-            again += number == 1
-            now += 0.0 if tried.base == place else _message(place, 1 << tried.base)
-            place = tried.base
-            spent, held = _holds(request, tried, steps)
-            begin = max(now, *(free[one] for one in held))
-            for one, time_us in held.items():
-                free[one] = begin + time_us
-            now = begin + spent
-        heapq.heappush(clients, now)
-    return len(work) / max(free) * 1e6, again
+    unsent = iter(range(len(work)))
+    entering: list[tuple[float, int, int]] = []  # when, the number of a request, and of its earlier attempts
+
+    def enter(now: float, number: int, attempt: int) -> None:
+        before = tried[number][attempt - 1][0].base if attempt else work[number][0].arrives
+        now += _message(before, 1 << tried[number][attempt][0].base)
+        heapq.heappush(entering, (now, number, attempt))
+
+    for number in islice(unsent, CLIENTS * partitions):
+        enter(estimate_us, number, 0)
+    while entering:
+        now, number, attempt = heapq.heappop(entering)
+        spent, held = _holds(work[number][0], *tried[number][attempt])
+        begin = max(now, *(free[place] for place in held))
+        for place, time_us in held.items():
+            free[place] = begin + time_us
+        if attempt + 1 < len(tried[number]):
+            enter(begin + spent, number, attempt + 1)
+        else:  # the client sends its next request
+            for following in islice(unsent, 1):
+                enter(begin + spent + estimate_us, following, 0)
+    return len(work) / max(free) * 1e6, sum(len(plans) > 1 for plans in tried)
 
 
 @cache

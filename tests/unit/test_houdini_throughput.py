@@ -42,17 +42,35 @@ def test_a_wrong_prediction_locks_all_partitions() -> None:
     request = Request((1, 2, 1), 0)
     for wrong in (Plan(0, 1), Plan(0, 3, {1: 0})):
         tried = list(attempts(request, wrong, 4))
-        assert tried == [(wrong, 2), (Plan(0, 15), 3)]
-    assert next(iter(attempts(request, Plan(0, 3, {0: 1}), 4)))[1] == 3
+        assert tried == [(wrong, 1), (Plan(0, 15), 3)]
+    assert next(iter(attempts(request, Plan(0, 3, {0: 1}), 4)))[1] == 2
     assert list(attempts(request, Plan(0, 3, {1: 1}), 4)) == [(Plan(0, 3, {1: 1}), 3)]
     assert request.right() == Plan(0, 3, {0: 2, 1: 1})
 
 
 def test_without_predictions_a_transaction_is_sent_on_once() -> None:
     elsewhere = Request((4, 4), 0)
-    assert list(attempts(elsewhere, None, 4)) == [(Plan(0, 1), 1), (Plan(2, 4), 2)]
-    assert list(attempts(Request((4, 8), 2), None, 4)) == [(Plan(2, 4), 2), (Plan(3, 8), 1), (Plan(2, 15), 2)]
-    assert list(attempts(Request((15, 4), 2), None, 4)) == [(Plan(2, 4), 1), (Plan(2, 15), 2)]
+    assert list(attempts(elsewhere, None, 4)) == [(Plan(0, 1), 0), (Plan(2, 4), 2)]
+    assert list(attempts(Request((4, 8), 2), None, 4)) == [(Plan(2, 4), 1), (Plan(3, 8), 0), (Plan(2, 15), 2)]
+    assert list(attempts(Request((15, 4), 2), None, 4)) == [(Plan(2, 4), 0), (Plan(2, 15), 2)]
+
+
+def test_a_query_that_deviates_sends_no_message() -> None:
+    redirected = COSTS.begin_us + COSTS.remote_us + ALONE
+    assert seconds((Request((4,), 0), None)) == pytest.approx(redirected)
+
+
+def test_a_partition_runs_later_requests_until_one_is_redirected_to_it() -> None:
+    redirected, there = Request((4,), 0), Request((4,), 2)
+    work = [(redirected, None), (there, Plan(2, 4)), (there, Plan(2, 4))]
+    assert seconds(*work) == pytest.approx(COSTS.begin_us + COSTS.remote_us + ALONE)
+    assert simulate(work, 4)[1] == 1
+
+
+def test_each_client_waits_for_its_answer() -> None:
+    work = [(Request((1,), 0), Plan(0, 1))] * 16  # of each client
+    last = Request((2,) * 1_000, 1), Plan(1, 2)
+    assert seconds(*work, last) == pytest.approx(ALONE + COSTS.begin_us + 1_000 * COSTS.query_us)
 
 
 @pytest.mark.long
