@@ -260,7 +260,7 @@ def _transactions() -> None:
 def _partitions() -> None:
     some = np.arange(2)
     forwarding.forward(some, some, some, np.zeros(2, np.bool_))
-    forwarding.find_first(some, some, some, np.zeros(2, np.bool_))
+    forwarding.find_first(np.arange(3), some, some, np.zeros(2, np.bool_))
     forwarding.find_homes(np.arange(3), some, some.copy())
     forwarding.merge_homes(some.copy(), some)
     forwarding.order_by_home(some, 2)
