@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -394,11 +394,17 @@ class Consumer:
 
     def __init__(self) -> None:
         self.errors: list[Any] = []
+        self.topics = ["t"]
+        self.listed = self.asked = 0
 
     def list_topics(self, timeout: float) -> Any:
-        return SimpleNamespace(topics={"t": SimpleNamespace(partitions={0: None})})
+        self.listed += 1
+        return SimpleNamespace(topics={name: SimpleNamespace(partitions={0: None}) for name in self.topics})
 
     def get_watermark_offsets(self, partition: Any, timeout: float) -> tuple[int, int]:
+        self.asked += 1
+        if partition.topic not in self.topics:
+            raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
         return 0, self.END
 
     def offsets_for_times(self, asked: list[Any], timeout: float) -> list[Any]:
@@ -415,6 +421,8 @@ def open_kafka(place: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> 
     decoder = RecordDecoder(source, as_arrow_of_spark(schema), None, **encoding_of(source))
     (place / "log").mkdir()
     texts = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"} | options
+    if "subscribePattern" in options:
+        del texts["subscribe"]
     return KafkaInput(texts, schema, decoder, BadRecords("source", "keep"), place / "log"), consumer
 
 
@@ -439,6 +447,24 @@ def test_a_first_start_reads_a_long_topic_in_several_micro_batches(
         end = next_end
         ends.append(end)
     assert ends == [{"t": {"0": stop}} for stop in (1_000_000, 2_000_000, Consumer.END)]
+
+
+def test_idle_polls_ask_and_warn_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("penstock.local_engine.records.kafka.monotonic_s", lambda: now[0])
+    opened, consumer = open_kafka(
+        tmp_path, monkeypatch, subscribePattern=".*", startingOffsets="latest", failOnDataLoss="false"
+    )
+    consumer.topics = ["t", "gone"]
+    end = opened.find_end(None)
+    consumer.topics = ["t"]
+    for poll in range(2_000):  # every 2 ms for 4 s
+        now[0] = 0.002 * poll
+        opened.find_end(end)
+    assert consumer.listed <= 6 and consumer.asked <= 250
+    assert sum("topic=gone" in one.getMessage() for one in caplog.records) == 1
 
 
 @given(st.dictionaries(st.integers(0, 4), st.integers(0, 50)), st.integers(1, 60))

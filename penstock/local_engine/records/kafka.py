@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -32,6 +33,10 @@ _PATIENCE_S: Final = 60.0
 """The time without an answer of a broker after which a query fails."""
 _POLL_S: Final = 0.05
 _MOST_MESSAGES: Final = 50_000
+_BOUNDS_S: Final = 0.02
+"""The time for which found ends of partitions are used again, so that idle polls do not load the brokers."""
+_TOPICS_S: Final = 1.0
+"""The time for which the found partitions are used again."""
 
 Found = TypeVar("Found")
 
@@ -79,6 +84,10 @@ class KafkaInput(RecordInput):
         self._silent_since: float | None = None
         self._stops = False
         self._last: dict[Partition, int] | None = None
+        self._partitions: list[Partition] = []
+        self._bounds: dict[Partition, tuple[int, int]] = {}
+        self._partitions_until_s = self._bounds_until_s = -math.inf
+        self._lost: set[tuple[Partition, int]] = set()
         self._consumer = self._connect()
 
     def _connect(self) -> Any:
@@ -150,6 +159,9 @@ class KafkaInput(RecordInput):
                 hint='options: {failOnDataLoss: "false"} goes on without them',
                 **facts,
             )
+        if (partition, offset) in self._lost:
+            return
+        self._lost.add((partition, offset))
         text = " ".join(f"{name}={value}" for name, value in facts.items())
         _LOGGER.warning("records of kafka are gone that the query has not read [%s]", text)
 
@@ -198,16 +210,25 @@ class KafkaInput(RecordInput):
         """Return the first offset and the end of each partition."""
         from confluent_kafka import TopicPartition
 
-        topics = self._consumer.list_topics(timeout=_ANSWER_S).topics
-        for name in {*self._options.topics, *(topic for topic, _ in self._options.partitions)}:
-            if name not in topics or not topics[name].partitions:
-                raise InvalidUsageError("a topic of Kafka does not exist", topic=name)
-        there = [(name, number) for name, topic in topics.items() for number in topic.partitions]
-        return {
-            partition: self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=_ANSWER_S)
-            for partition in sorted(there)
-            if self._options.matches(partition)
-        }
+        if monotonic_s() >= self._bounds_until_s:
+            self._bounds = {
+                partition: self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=_ANSWER_S)
+                for partition in self._find_partitions()
+            }
+            self._bounds_until_s = monotonic_s() + _BOUNDS_S
+        return self._bounds
+
+    def _find_partitions(self) -> list[Partition]:
+        """Return the partitions to read, in order."""
+        if monotonic_s() >= self._partitions_until_s:
+            topics = self._consumer.list_topics(timeout=_ANSWER_S).topics
+            for name in {*self._options.topics, *(topic for topic, _ in self._options.partitions)}:
+                if name not in topics or not topics[name].partitions:
+                    raise InvalidUsageError("a topic of Kafka does not exist", topic=name)
+            there = [(name, number) for name, topic in topics.items() for number in topic.partitions]
+            self._partitions = [one for one in sorted(there) if self._options.matches(one)]
+            self._partitions_until_s = monotonic_s() + _TOPICS_S
+        return self._partitions
 
     def find_end(self, start: Offset | None) -> Offset | None:
         """See `Input.find_end`. If brokers are silent, there are no new records, for at most a minute."""
@@ -228,9 +249,13 @@ class KafkaInput(RecordInput):
         from confluent_kafka import KafkaException
 
         while True:
+            knows_partitions = monotonic_s() < self._partitions_until_s
             try:
                 found = ask()
             except KafkaException as error:
+                self._partitions_until_s = self._bounds_until_s = -math.inf
+                if knows_partitions:
+                    continue  # a topic may be gone
                 self._check_patience(error.args[0])
                 if not self._stops:
                     return None
@@ -334,6 +359,7 @@ class KafkaInput(RecordInput):
     def stop_at_present(self) -> None:
         """See `Input.stop_at_present`: the first end that is found is the last."""
         self._stops = True
+        self._partitions_until_s = self._bounds_until_s = -math.inf
 
 
 def _passes(error: Any) -> bool:
