@@ -69,7 +69,7 @@ class RecordFilesInput(FilesInput, RecordInput):
         if format == "csv":
             self._read_lines = _CsvLines(columns, known, zone)
         else:
-            self._read_lines = partial(_read_json, JsonDecoder(columns, zone))
+            self._read_lines = partial(_read_json, JsonDecoder(columns, zone, keeps_numbers=True))
         self.bad_records = bad_records
         super().__init__(path, schema, self._read_rows, log)
 

@@ -24,7 +24,7 @@ _VALUE: Final = "value"
 
 
 class _Number(float):
-    """A number that keeps its text, as Spark's columns of texts do."""
+    """A number that keeps its text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -42,6 +42,9 @@ class JsonDecoder(Decoder):
         The columns, in Spark's types.
     zone : str, optional
         The time zone of times that have no zone; by default such times are refused.
+    keeps_numbers : bool
+        Whether a number for a column of texts keeps its text, as in Spark's files; by default it gets its
+        shortest form, as in ``from_json``.
 
     Raises
     ------
@@ -49,10 +52,11 @@ class JsonDecoder(Decoder):
         If only Spark can read a type.
     """
 
-    def __init__(self, schema: pa.Schema, zone: str | None = None) -> None:
+    def __init__(self, schema: pa.Schema, zone: str | None = None, *, keeps_numbers: bool = False) -> None:
         check_json_types(schema)
         self.schema = schema
         self._zone = zone
+        self._parse_float = _Number if keeps_numbers else float
 
     def decode(self, values: pa.Array) -> tuple[pa.RecordBatch, list[str | None]]:
         """See `Decoder.decode`. The columns of an empty value are null."""
@@ -81,7 +85,7 @@ class JsonDecoder(Decoder):
         """Return the row of one record, and the reason if the record is bad."""
         reason: str | None = None
         try:
-            found = json.loads(text, parse_float=_Number)
+            found = json.loads(text, parse_float=self._parse_float)
         except (ValueError, RecursionError):
             found, reason = {}, NOT_JSON
         if not isinstance(found, dict):
