@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -26,10 +27,11 @@ from typer.testing import CliRunner
 from penstock import _failpoints
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.cli import app
-from penstock.conf.document import PipelineError
+from penstock.conf.document import Document, PipelineError
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.local.pipeline import check_local_pipeline, open_pipeline
+from penstock.jobs.pipelines.places import check_places
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.local_engine.file_formats import file_reader
 from penstock.local_engine.outputs import MemoryOutput, ParquetOutput
@@ -394,6 +396,21 @@ def test_a_parquet_sink_writes_a_micro_batch_once(tmp_path: Path) -> None:
     assert sorted_rows(rows.to_pylist(), "k", "t", "v") == newest(updates(300))
     logged = [entry["path"] for entry in EntryLog(tmp_path / "files" / "_spark_metadata").entries()]
     assert logged == [file.as_uri() for file in files]
+
+
+def test_a_new_checkpoint_is_refused_before_a_sink_with_results_of_another(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(30))
+    sink = {"type": "parquet", "path": str(tmp_path / "files")}
+    queue = pipeline(tmp_path, queue=QUEUE, sink=sink)
+    document = Document("q.yaml", {})
+    check_places(queue, document)
+    run_to_end(queue)
+    check_places(queue, document)  # the checkpoint is there
+    shutil.rmtree(tmp_path / "checkpoint")
+    with pytest.raises(PipelineError, match=r"sink.path: .*files holds the results of another checkpoint"):
+        check_places(queue, document)
+    shutil.rmtree(tmp_path / "files")
+    check_places(queue, document)
 
 
 def test_a_parquet_sink_skips_a_micro_batch_that_another_engine_wrote(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.conf.cross_field_checks import side_streams
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
-from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline, PStreamSink
+from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline, PStreamSink, SparkSink
 
 __all__ = ["check_inputs", "check_places", "nearest_directory", "read_places", "written_places"]
 
@@ -37,8 +37,31 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
         wrong = _wrong_with(Path(location), directory=directory)
         if wrong is not None:
             problems.append(describe(document.place(path), path, wrong))
+    if not problems and (location := _results_of_another_checkpoint(pipeline)) is not None:
+        path = ("sink", "path")
+        fact = (
+            f"{location} holds the results of another checkpoint, so the micro-batches of a new one would be "
+            "taken for repetitions and lost; restore the checkpoint, or set another path"
+        )
+        problems.append(describe(document.place(path), path, fact))
     if problems:
         raise PipelineError(problems)
+
+
+def _results_of_another_checkpoint(pipeline: Pipeline) -> str | None:
+    """Return the directory of a sink of files whose log has micro-batches although the checkpoint has none.
+
+    Spark's sink of files skips each micro-batch whose number is in its log, whatever checkpoint it is of.
+    """
+    sink, checkpoint = pipeline.sink, pipeline.query.checkpoint
+    if not isinstance(sink, ParquetSink | SparkSink) or sink.path is None or "://" in sink.path:
+        return None
+    if not any(Path(sink.path, "_spark_metadata").glob("[0-9]*")):
+        return None
+    if checkpoint is not None and "://" in checkpoint:
+        return None
+    plans = () if checkpoint is None else (f"{one}offsets/[0-9]*" for one in ("", "queries/*/"))
+    return None if any(any(Path(str(checkpoint)).glob(plan)) for plan in plans) else sink.path
 
 
 def check_inputs(pipeline: Pipeline, document: Document) -> None:
