@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +32,11 @@ from penstock.local_engine.outputs import Output, PStreamOutput
 from penstock.local_engine.query import LocalBatch, LocalQuery
 from penstock.local_engine.query_log import QueryLog
 from penstock.spark_ext.border.types import stored_schema
+from penstock.state_store.descriptions import missing_state_notes
 
 __all__ = ["RESULTS", "LocalGraph", "OpenOutput", "start_local"]
+
+_LOGGER = logging.getLogger(__name__)
 
 OpenOutput = Callable[[StructType, str], Output]
 """Opens a sink, given the columns of the results and the checkpoint of their query."""
@@ -211,6 +215,11 @@ class _Queries:
             PStream(location, stored_schema(made.schema))
             self.writers[location] = name
         output = sink(made.schema, checkpoint)
+        operator = self.builder.operator
+        if operator is not None and log.committed < 0:  # later, a bucket without its state is an error
+            place = operator.task.state_location
+            for note in missing_state_notes(operator.name, place, log.id, has_commits=False):
+                _LOGGER.warning("%s [query=%s]", note, self.builder.name)
         query = LocalQuery(
             name, log, self.builder.inputs, self.builder.operator, made.rows, output, self.clock
         )

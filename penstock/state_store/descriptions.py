@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.checkpointing import PUnit, decode, encode
-from penstock.checkpointing.files import Files
+from penstock.checkpointing.files import Files, open_files
 from penstock.errors import ConflictError
 from penstock.state_store.location import SPECIFICATION_FILE
 
-__all__ = ["add_columns", "find_added", "read_description"]
+__all__ = ["add_columns", "find_added", "missing_state_notes", "read_description"]
 
 
 def read_description(files: Files) -> Mapping[str, Any] | None:
@@ -36,6 +36,36 @@ def read_description(files: Files) -> Mapping[str, Any] | None:
             return found
         found = decode(content, files.path_of(name)).meta
     return found
+
+
+def missing_state_notes(
+    operator: str, state_location: str, query: str | None, *, has_commits: bool
+) -> Iterator[str]:
+    """Yield why an operator without state of its checkpoint may miss state, for a warning.
+
+    Parameters
+    ----------
+    operator : str
+        The name of the operator.
+    state_location : str
+        The location of the state of all queries.
+    query : str, optional
+        The id of the operator's query; None for a new query.
+    has_commits : bool
+        Whether the query has committed a micro-batch.
+    """
+    place = open_files(state_location)
+    queries = [facts.name for facts in place.list() if facts.is_directory]
+    if query is not None and query not in queries and has_commits:
+        yield (
+            f"{operator} finds no state of its checkpoint in {state_location}. If an earlier start had "
+            "rows, it had another state_location: set it back"
+        )
+    elif query not in queries and any(read_description(place.child(one).child(operator)) for one in queries):
+        yield (
+            f"{operator} starts without state: {state_location} holds only state of other checkpoints. "
+            "If the query's checkpoint was deleted or moved by mistake, restore it"
+        )
 
 
 def add_columns(files: Files, changes: Mapping[str, Any]) -> None:

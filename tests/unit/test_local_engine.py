@@ -116,6 +116,29 @@ def test_a_budget_serves_the_keys_that_wait_in_later_micro_batches(tmp_path: Pat
     assert sorted_rows(out(tmp_path), "k", "t", "v") == newest(updates(300))
 
 
+def test_a_new_checkpoint_with_kept_state_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(updates(30), tmp_path / "in" / "rows.parquet")
+    source = {
+        "type": "files",
+        "format": "parquet",
+        "path": str(tmp_path / "in"),
+        "schema": "k string, t bigint, v double",
+    }
+    query = {"trigger": "available_now", "state_location": str(tmp_path / "state"), "name": "newest"}
+    sections = {"source": source, "queue": QUEUE, "sink": {"type": "noop"}}
+    for checkpoint in ("old", "old", "new"):
+        assert not caplog.records
+        query["checkpoint"] = str(tmp_path / checkpoint)
+        run_to_end(pipeline(tmp_path, query=query, **sections))
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == [
+        f"queue starts without state: {tmp_path}/state holds only state of other checkpoints. If the "
+        "query's checkpoint was deleted or moved by mistake, restore it [query=newest]"
+    ]
+
+
 def test_each_commit_has_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     append(tmp_path / "in", updates(40))
     with caplog.at_level(logging.INFO, "penstock.local_engine.query"):

@@ -38,6 +38,7 @@ from penstock.spark_ext.border.connection import (
 )
 from penstock.spark_ext.foreach_batch import note_function, tell_batches
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
+from penstock.state_store.descriptions import missing_state_notes
 
 __all__ = ["check_starts", "check_writer", "plan_task", "start_again", "was_available_now"]
 
@@ -299,25 +300,14 @@ def _log_notes(
                 hint="choose a state_location that this user may write, and check that its service answers",
             ) from None
         for note in notes:
-            _LOGGER.warning("%s [query=%s]", note, name)
+            _LOGGER.warning("%s%s", note, "" if name is None else f" [query={name}]")
 
 
 def _notes_of(task: BucketTask[Any], own: str | None, *, has_commits: bool) -> Iterator[str]:
     """Check one operator of the query with the id `own`; None if it is new."""
-    place = open_files(task.state_location)
     if own is not None and _check_known(task, own):
         return
-    queries = [facts.name for facts in place.list() if facts.is_directory]
-    if own is not None and own not in queries and has_commits:
-        yield (
-            f"{task.name} finds no state of its checkpoint in {task.state_location}. If an earlier start had "
-            "rows, it had another state_location: set it back"
-        )
-    elif own not in queries and any(specification_in(place.child(one).child(task.name)) for one in queries):
-        yield (
-            f"{task.name} starts without state: {task.state_location} holds only state of other checkpoints. "
-            "If the query's checkpoint was deleted or moved by mistake, restore it"
-        )
+    yield from missing_state_notes(task.name, task.state_location, own, has_commits=has_commits)
 
 
 def _check_known(task: BucketTask[Any], own: str) -> bool:
