@@ -40,13 +40,13 @@ def check_pipeline(
     loaded, document = load_document(pipeline, overrides)
     from penstock.checkpointing.files.s3a import keep_s3a
     from penstock.jobs.pipelines.graph import graph_of
-    from penstock.jobs.pipelines.places import check_inputs, check_places
+    from penstock.jobs.pipelines.places import check_inputs, check_places, check_upsert
 
     keep_s3a({**loaded.query.spark, **(settings or {})}.items(), os.environ)
     if inputs:
         check_inputs(loaded, document)
     problems: list[str] = []
-    checks: list[Callable[[Pipeline, Document], object]] = [graph_of, check_places]
+    checks: list[Callable[[Pipeline, Document], object]] = [graph_of, check_places, check_upsert]
     if loaded.engine == "local":
         if own_process and not _has_users_code(loaded):
             skip_pandas()

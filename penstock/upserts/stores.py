@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -10,7 +11,7 @@ from penstock._extras import Extra, need_extra
 from penstock.errors import InvalidUsageError, hide_value
 from penstock.upserts.abc import Columns, UpsertTarget
 
-__all__ = ["SCHEMES", "open_target"]
+__all__ = ["SCHEMES", "check_address", "open_target"]
 
 _EXTRAS: Final[dict[str, Extra | None]] = {
     "postgresql": "postgresql",
@@ -49,24 +50,13 @@ def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
     Raises
     ------
     InvalidUsageError
-        If the address is not valid, a package is missing, or the store cannot hold a type.
+        If the address is not valid, a package or a directory is missing, or the store cannot hold a type.
     """
-    uri = _split(to)
-    extra = _EXTRAS[uri.scheme]
-    if extra is not None:
-        need_extra(extra, f"an upsert to {uri.scheme}")
+    uri = check_address(to, table)
     options = dict(parse_qsl(uri.query)) if uri.scheme == "iceberg" else {}
     for secret in (uri.password, *(options.get(name) for name in _SECRETS)):
         if secret:
             hide_value(secret, "***")
-    if (uri.scheme == "delta") != (table is None):
-        raise InvalidUsageError(
-            "an upsert to Delta Lake has no table beside its address"
-            if table is not None
-            else "an upsert needs a table",
-            to=uri.scheme,
-            hint="leave table out" if table is not None else "pass table=...",
-        )
     name = f"{uri.scheme}://{uri.hostname or ''}{f':{uri.port}' if uri.port else ''}{uri.path}"
     if uri.scheme in ("postgresql", "postgres"):
         from penstock.upserts.sql.postgres import PostgresTable
@@ -95,6 +85,34 @@ def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
     from penstock.upserts.redis_hashes import RedisHashes
 
     return RedisHashes(uri, name, str(table), columns)
+
+
+def check_address(to: str, table: str | None) -> SplitResult:
+    """Check the address of a store and what an upsert to it needs, without opening it; return its parts.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the address is not valid, or a package, the table or the directory of the database is missing.
+    """
+    uri = _split(to)
+    extra = _EXTRAS[uri.scheme]
+    if extra is not None:
+        need_extra(extra, f"an upsert to {uri.scheme}")
+    if (uri.scheme == "delta") != (table is None):
+        raise InvalidUsageError(
+            "an upsert to Delta Lake has no table beside its address"
+            if table is not None
+            else "an upsert needs a table",
+            to=uri.scheme,
+            hint="leave table out" if table is not None else "name the table",
+        )
+    directory = Path(_path(uri)).parent
+    if uri.scheme in ("sqlite", "duckdb") and not directory.is_dir():
+        raise InvalidUsageError(
+            "the directory of the database does not exist", directory=directory.absolute(), hint="make it"
+        )
+    return uri
 
 
 def _split(to: str) -> SplitResult:

@@ -188,6 +188,40 @@ def test_check_says_what_the_pipeline_does() -> None:
     assert result.stdout == "market: valid: market -> linecutting queue of (symbol), budget 9 -> noop\n"
 
 
+@pytest.mark.parametrize(
+    ("to", "problem"),
+    [
+        (
+            "oracle://user:not-to-be-seen@host",
+            "the address of the store is not valid. Hint: it begins with one",
+        ),
+        (
+            "sqlite:///nodir/x.db",
+            "the directory of the database does not exist: directory={here}/nodir. Hint:",
+        ),
+        (
+            "duckdb:///nodir/x.db",
+            "the directory of the database does not exist: directory={here}/nodir. Hint:",
+        ),
+        ("redis://host", "an upsert to redis needs redis, which is not installed. Hint: pip install"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["spark", "local"])
+def test_check_refuses_a_store_that_a_run_could_not_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, problem: str, engine: str
+) -> None:
+    monkeypatch.setattr("penstock._extras.has_extra", lambda extra: extra != "redis")
+    sink = f"sink: {{type: upsert, to: '{to}', table: prices}}"
+    rest = "source: {type: market}\nqueue: {key: symbol, time: time}\nquery: {checkpoint: checkpoint}\n"
+    (tmp_path / "p.yaml").write_text(f"{sink}\n{rest}")
+    for place, override in (("p.yaml:1", ()), ("--set sink.to", ("--set", f"sink.to={to}"))):
+        result = penstock("check", "p.yaml", "--set", f"engine={engine}", *override)
+        assert result.exit_code == 2
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"{place}: sink.to: {problem.format(here=tmp_path)}")
+        assert "not-to-be-seen" not in line
+
+
 def test_check_lists_all_problems_and_ends_with_2(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(
         "source: {type: rate}\nqueue:\n  key: value\n  tme: timestamp\nsink: {type: noop}\n", encoding="utf-8"

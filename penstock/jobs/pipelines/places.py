@@ -9,9 +9,17 @@ from typing import Final
 
 from penstock.conf.cross_field_checks import side_streams
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
-from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline, PStreamSink, SparkSink
+from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline, PStreamSink, SparkSink, UpsertSink
+from penstock.errors import InvalidUsageError
 
-__all__ = ["check_inputs", "check_places", "nearest_directory", "read_places", "written_places"]
+__all__ = [
+    "check_inputs",
+    "check_places",
+    "check_upsert",
+    "nearest_directory",
+    "read_places",
+    "written_places",
+]
 
 _ELSEWHERE: Final = ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR")
 
@@ -62,6 +70,30 @@ def _results_of_another_checkpoint(pipeline: Pipeline) -> str | None:
         return None
     plans = () if checkpoint is None else (f"{one}offsets/[0-9]*" for one in ("", "queries/*/"))
     return None if any(any(Path(str(checkpoint)).glob(plan)) for plan in plans) else sink.path
+
+
+def check_upsert(pipeline: Pipeline, document: Document) -> None:
+    """Check the address of the store that a pipeline writes, without opening it.
+
+    Raises
+    ------
+    PipelineError
+        If the address is not valid, or a package, the table or the directory of the database is missing.
+    """
+    sink, path = pipeline.sink, ("sink", "to")
+    if not isinstance(sink, UpsertSink):
+        return
+    from penstock.upserts import check_address  # few pipelines have it
+
+    try:
+        check_address(sink.to, sink.table)
+    except InvalidUsageError as error:
+        place = document.place(path)
+        if place.startswith("--set "):
+            place = place.partition("=")[0]  # the address may hold a password
+        context = "".join(f" {name}={value}" for name, value in error.context.items())
+        fact = f"{error.fact}:{context}" if context else error.fact
+        raise PipelineError([describe(place, path, fact, error.hint)]) from None
 
 
 def check_inputs(pipeline: Pipeline, document: Document) -> None:
