@@ -144,20 +144,27 @@ def run(
     Ctrl-C and SIGTERM stop it cleanly. Started again with the same checkpoint, it continues where it stopped.
     """
     with errors(debug=debug):
+        from penstock.conf.document import PipelineError
         from penstock.jobs.cluster.master import cluster_pipeline, spark_settings
 
         settings = spark_settings(master, conf or [], deploy_mode)
         overrides = list(overrides or [])
-        if engine is not None:
-            overrides.append(f"engine={engine}")
-        if prometheus is not None:
-            overrides.append(f"query.prometheus={prometheus}")
+        options = {"engine": engine, "query.prometheus": prometheus}
+        overrides += [f"{field}={value}" for field, value in options.items() if value is not None]
         if opentelemetry:
             overrides.append("query.opentelemetry=true")
         own_process = context.obj == OWN_PROCESS
-        loaded, document = check_pipeline(
-            pipeline, overrides, inputs=True, settings=settings, own_process=own_process
-        )
+        try:
+            loaded, document = check_pipeline(
+                pipeline, overrides, inputs=True, settings=settings, own_process=own_process
+            )
+        except PipelineError as error:
+            # Name the option that was given, not the override that it stands for.
+            problems = list(error.problems)
+            for field, value in options.items():
+                given = f"--{field.rpartition('.')[2]} {value}: "
+                problems = [text.replace(f"--set {field}={value}: ", given) for text in problems]
+            raise PipelineError(problems) from None
         from penstock.jobs.dashboard.dashboard import pipeline_dashboard
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
 

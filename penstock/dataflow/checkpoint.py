@@ -66,8 +66,8 @@ def check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Grap
         was, now = differ
     raise InvalidUsageError(
         "the checkpoint belongs to another graph, or to another plan of this graph",
-        hint="pass the graph, the statistics and the persist that it was first started with, or a new "
-        "checkpoint. Only the sink, and operators without state behind the last p-stream, may change",
+        hint="undo the change, also one of statistics or persist, or set another checkpoint; only the sink, "
+        "and operators without state behind the last p-stream, may change",
         checkpoint=directory.location,
         was=was,
         now=now,
@@ -90,13 +90,16 @@ def _columns_error(was: str, now: str) -> InvalidUsageError | None:
     before, after = old.pop("columns", None), new.pop("columns", None)
     if old != new or before is None or after is None:
         return None
+    types = {name: (before[name], after[name]) for name in after if name in before}
+    changed = ", ".join(f"{name} was {old}, is {new}" for name, (old, new) in types.items() if old != new)
     return InvalidUsageError(
         "an operator would keep other columns than in its checkpoint",
         hint="use the columns behind it as before (in a select or results.projection), or start with a new "
         "checkpoint",
         operator=new["name"],
-        more=", ".join(name for name in after if before.get(name) != after[name]) or "none",
+        more=", ".join(name for name in after if name not in before) or "none",
         fewer=", ".join(name for name in before if name not in after) or "none",
+        **({"changed": changed} if changed else {}),
     )
 
 

@@ -406,6 +406,13 @@ def test_an_upsert_keeps_a_table_up_to_date(tmp_path: Path) -> None:
     assert found == [row for row in newest(rows) if row[2] >= 10]
 
 
+def test_hints_fit_a_pipeline_in_yaml(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(3))
+    sink = {"type": "upsert", "to": f"sqlite:///{tmp_path}/t.db", "table": "newest"}
+    with pytest.raises(InvalidUsageError, match="Hint: make it, or set create to true"):
+        run_to_end(pipeline(tmp_path, queue=QUEUE, sink=sink))
+
+
 def test_a_parquet_sink_writes_a_micro_batch_once(tmp_path: Path) -> None:
     append(tmp_path / "in", updates(300))
     sink = {"type": "parquet", "path": str(tmp_path / "files")}
@@ -575,7 +582,7 @@ def test_what_it_cannot_run_is_refused_with_a_hint(
 def test_a_checkpoint_of_another_pipeline_is_refused(tmp_path: Path) -> None:
     append(tmp_path / "in", updates(3))
     run_to_end(pipeline(tmp_path, queue=QUEUE))
-    with pytest.raises(InvalidUsageError, match="belongs to another graph"):
+    with pytest.raises(InvalidUsageError, match=r"belongs to another graph.*Hint: undo the change"):
         run_to_end(pipeline(tmp_path, queue=QUEUE | {"policy": "fifo"}))
     with pytest.raises(InvalidUsageError, match="another number of buckets"):
         append(tmp_path / "in", updates(3, first=3))
@@ -608,7 +615,7 @@ def test_the_command_runs_a_pipeline_on_the_engine_that_it_names(tmp_path: Path)
     assert "takes no settings of Spark" in refused.output
     wrong = CliRunner().invoke(app, ["run", str(file), "--engine", "loca"])
     assert wrong.exit_code == 2
-    assert "engine: 'loca' is not one of spark, local" in wrong.output
+    assert "--engine loca: engine: 'loca' is not one of spark, local" in wrong.output
 
 
 def test_the_memory_sink_keeps_the_rows(tmp_path: Path) -> None:

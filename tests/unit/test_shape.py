@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.dataflow import Graph, graph, plan
+from penstock.dataflow.checkpoint import check_same_graph
 from penstock.dataflow.shape import shape
+from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import Fragments
 
 QUOTES = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
@@ -41,6 +45,15 @@ def _shape(made: Graph) -> list[str]:
 )
 def test_a_checkpoint_fits_if_nothing_that_lasts_has_changed(one: Graph, other: Graph, same: bool) -> None:
     assert (_shape(one) == _shape(other)) is same
+
+
+def test_a_column_with_another_type_is_refused_by_its_types(tmp_path: Path) -> None:
+    changed = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.string(), "w": pa.int32()})
+    made = graph("g").source("quotes", changed).update_queue("k", "t").sink("noop").plan(persist="never")
+    old = shape(_source().update_queue("k", "t").sink("noop").plan(persist="never"))
+    text = "operator=quotes more=w fewer=none changed=v was double, is string. Hint: use"
+    with pytest.raises(InvalidUsageError, match=text):
+        check_same_graph(made, {"shape": old}, GraphDirectory(str(tmp_path)))
 
 
 @pytest.mark.parametrize("mode", ["append", "lazy"])

@@ -193,7 +193,7 @@ class UpdateStream:
                 refused,
                 rows=count,
                 columns=columns,
-                hint="filter them out first, or pass nulls='drop' to drop and count them",
+                hint="filter them out first, or set nulls to drop, which counts them",
             )
         return rows.filter(pa.array(~mask)), count
 

@@ -147,7 +147,7 @@ class UpsertWriter:
         """Check the table, or create it; see `upsert`."""
         age = forget_deletes_after
         if age is not None and not deletes:
-            raise InvalidUsageError("only an upsert with deletes forgets them", hint="pass delete_when")
+            raise InvalidUsageError("only an upsert with deletes forgets them", hint="set delete_when")
         forget_after = timedelta(microseconds=parse_duration_us(age)) if isinstance(age, str) else age
         columns = Columns(schema, key, time, deletes, forget_after)
         patience_s = parse_duration_us(patience) / 1e6

@@ -242,7 +242,7 @@ def null_time_error(rows: int) -> InvalidUsageError:
     return InvalidUsageError(
         "rows without a time",
         rows=rows,
-        hint="filter them out first, or pass nulls='drop' to drop and count them",
+        hint="filter them out first, or set nulls to drop, which counts them",
     )
 
 

@@ -162,7 +162,7 @@ class SqlTable(UpsertTarget):
         if there is None:
             if not create:
                 raise InvalidUsageError(
-                    "there is no such table", table=self.name, hint="make it, or pass create=True"
+                    "there is no such table", table=self.name, hint="make it, or set create to true"
                 )
             self._make(self._table, columns.schema)
         elif missing := [name for name in columns.names if name not in there]:
