@@ -57,8 +57,10 @@ def need_extra(extra: Extra, purpose: str) -> None:
     """
     _, package = _MODULES[extra]
     if not has_extra(extra):
+        packages = package.split()
         raise InvalidUsageError(
-            f"{purpose} needs {package}, which is not installed",
+            f"{purpose} needs {' and '.join(packages)}, which {'is' if len(packages) == 1 else 'are'} not "
+            "installed",
             hint=f"pip install 'penstock[{extra}]', or pip install {package}",
         )
 

@@ -210,7 +210,9 @@ def _pin(root: Node, names: set[str]) -> Node:
 
 def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistics | None) -> Choice:
     if mode != "auto":
-        return Choice(source.name, mode == "always", f"persist is {mode}")
+        # A pipeline without windows plans auto as never, so the reason is not the field's value.
+        reason = "persist is always" if mode == "always" else "no p-stream is asked for"
+        return Choice(source.name, mode == "always", reason)
     below = [node for node in topological(root) if any(input is source for input in node.inputs)]
     if _reaches_p_stream(root, source):
         return Choice(source.name, False, "what is made of it is persisted")

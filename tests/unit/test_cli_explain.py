@@ -65,6 +65,12 @@ def penstock(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
+def test_the_default_of_persist_is_not_called_never() -> None:
+    text = penstock("explain", "market").stdout
+    assert "no p-stream is asked for" in text
+    assert "persist is" not in text
+
+
 def test_an_existing_pipeline_is_explained() -> None:
     result = penstock("explain", "market", "--set", "persist=always")
     assert result.exit_code == 0

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock._extras import need_extra
+from penstock.errors import InvalidUsageError
+
 BLOCKED = """
 import sys
 sys.modules["matplotlib"] = sys.modules["datasketches"] = None  # no import finds them
@@ -82,3 +85,9 @@ except InvalidUsageError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "penstock[sketch]" in done.stdout
+
+
+def test_several_missing_packages_are_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock._extras.has_extra", lambda extra: False)
+    with pytest.raises(InvalidUsageError, match="needs starlette and uvicorn, which are not installed"):
+        need_extra("dashboard", "the dashboard")
