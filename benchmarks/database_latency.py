@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import penstock
-from benchmarks.harness import REPOSITORY, machine, print_and_save, scratch
+from benchmarks.harness import REPOSITORY, print_and_save, report_head, scratch
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
 
@@ -73,7 +73,9 @@ def latencies(submit: Submit, rate: int, seconds: float) -> tuple[np.ndarray[Any
             future.add_done_callback(lambda done, number=number: note(number, done))  # type: ignore[misc]
             futures.append(future)
         sent = max(sent, due)
-        time.sleep(max(begin + sent / rate - time.perf_counter(), 0))  # the next request is due then
+        time.sleep(
+            max(begin + sent / rate - time.perf_counter(), 0)
+        )  # the pace of clients; nothing is waited for
     for future in futures:
         future.result()
     due_at = begin + np.arange(count) / rate
@@ -138,13 +140,10 @@ def _sqlite(place: str, seconds: float, group: int) -> Sequence[float]:
 def report(seconds: float, rates: Sequence[int], intervals: Sequence[str]) -> Iterator[str]:
     """Return the lines of the result."""
     rates_text, intervals_text = " ".join(map(str, rates)), " ".join(intervals)
-    yield (
+    yield from report_head(
         f"python -m benchmarks.database_latency --seconds {seconds:g} --rates {rates_text} "
         f"--intervals {intervals_text}"
     )
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
     names = ("p50, ms", "p95, ms", "p99, ms", "answers/s")
     yield f"{'contender':<28}{'requests/s':>12}" + "".join(f"{name:>12}" for name in names)
     made = bank()

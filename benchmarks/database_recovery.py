@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock
-from benchmarks.harness import REPOSITORY, machine, print_and_save
+from benchmarks.harness import REPOSITORY, print_and_save, report_head
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process import command_log
 
@@ -80,10 +80,7 @@ def recovery_s(transactions: int, group: int) -> tuple[float, float]:
 
 def report(transactions: int, groups: Sequence[int]) -> Iterator[str]:
     """Return the lines of the result."""
-    yield f"python -m benchmarks.database_recovery --transactions {transactions}"
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
+    yield from report_head(f"python -m benchmarks.database_recovery --transactions {transactions}")
     yield f"{transactions:,} transactions are run again"
     yield f"{'rows a call':>12}{'s':>10}{'CPU s':>10}{'M/s':>10}"
     recovery_s(1_000, 100)  # compiles

@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks.design_throughput import DISTRIBUTED, throughput
 from benchmarks.design_workloads import WORKLOADS, encode, known_choice, trace_of
 from benchmarks.designs import designs_of
-from benchmarks.harness import REPOSITORY, machine, print_and_save
+from benchmarks.harness import REPOSITORY, print_and_save, report_head
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.search import Limits, Progress, search
 from penstock.designing.traces.trace import Trace
@@ -279,14 +279,11 @@ FIGURES: dict[str, Callable[[Options], Iterator[str]]] = {
 
 def report(figure: str, options: Options) -> Iterator[str]:
     """Return the lines of a result."""
-    yield (
+    yield from report_head(
         f"python -m benchmarks.design_figures {figure} --transactions {options.transactions} "
         f"--partitions {' '.join(map(str, options.partitions))} --seconds {options.seconds:g} "
         f"--seeds {options.seeds}"
     )
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
     yield from FIGURES[figure](options)
     yield ""
     yield f"load {os.getloadavg()[0]:.1f} at the end"

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.design_workloads import WORKLOADS, encode, trace_of
-from benchmarks.harness import REPOSITORY, machine, print_and_save
+from benchmarks.harness import REPOSITORY, print_and_save, report_head
 from benchmarks.schism import graph_choice
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.initial import most_frequent, route_by_frequency
@@ -90,13 +90,10 @@ def designs_of(model: CostModel, found: Choice) -> dict[str, Choice]:
 
 def report(count: int, partitions: Sequence[int], seconds: float, names: Sequence[str]) -> Iterator[str]:
     """Return the lines of the result."""
-    yield (
+    yield from report_head(
         f"python -m benchmarks.designs --transactions {count} "
         f"--partitions {' '.join(map(str, partitions))} --seconds {seconds:g}"
     )
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
     yield "Coordination cost and skew on other transactions than those of the design; lower is better."
     yield ""
     yield (

@@ -292,6 +292,11 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, Python {platform.python_version()}, {packages}, {archive}"
 
 
+def report_head(command: str) -> list[str]:
+    """Return the first lines of a result: its command, the machine and its load."""
+    return [command, "", f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin", ""]
+
+
 def median(values: list[float]) -> float:
     """Return the median; NaN for no values."""
     return statistics.median(values) if values else float("nan")

@@ -86,7 +86,7 @@ def latency(
     row, batches = 0, 0
     while (passed := monotonic_s() - begin) < seconds + warm_up_s:
         if not running.step():
-            time.sleep(0.001)  # polls, as `penstock run` does
+            time.sleep(0.001)  # polls, as `penstock run` does: the source does not announce its rows
             continue
         number = query.log.committed
         offset = query.log.offsets(number)[0] or {}

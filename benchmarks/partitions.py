@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock
-from benchmarks.harness import REPOSITORY, machine, print_and_save
+from benchmarks.harness import REPOSITORY, print_and_save, report_head
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
@@ -135,14 +135,11 @@ def report(
     oltp: Sequence[str] = (),
 ) -> Iterator[str]:
     """Return the lines of the result."""
-    yield (
+    yield from report_head(
         f"python -m benchmarks.partitions --events {count} --runs {runs} "
         f"--partitions {' '.join(map(str, partitions))} --work {' '.join(map(str, works))}"
         + (f" --oltp {' '.join(oltp)}" if oltp else "")
     )
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
     yield f"{'work':>6}{'several partitions':>20}" + "".join(f"{f'{n}, M/s':>12}" for n in partitions)
     made, draw = bank(), np.random.default_rng(1)
     for work in works:

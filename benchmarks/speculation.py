@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-import penstock
-from benchmarks.harness import REPOSITORY, machine, print_and_save
+from benchmarks import partitions
+from benchmarks.harness import REPOSITORY, print_and_save, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.oltp.seats.data import SeatsScale
 from penstock.procedures.databases import Database
@@ -50,16 +50,7 @@ Request = tuple[str, dict[str, Any]]
 
 def bank() -> Database:
     """Return a database with transfers and deposits."""
-    made = penstock.database("bank")
-    made.table("accounts", "id bigint, balance bigint NOT NULL", key="id", partition_by="id")
-
-    @made.procedure(event="source bigint, target bigint, work int")
-    def transfer(e: Any, accounts: Any) -> None:
-        amount = 1
-        for _ in range(e.work):
-            amount = (amount * 31 + 7) % 1_000_003
-        accounts[e.source].balance -= amount
-        accounts[e.target].balance += amount
+    made = partitions.bank()
 
     @made.procedure(event="id bigint, work int")
     def deposit(e: Any, accounts: Any) -> None:
@@ -169,13 +160,10 @@ def _compare(
 
 def report(runs: int, count: int, requests: int, parts: Sequence[str]) -> Iterator[str]:
     """Return the lines of the result."""
-    yield (
+    yield from report_head(
         f"python -m benchmarks.speculation --runs {runs} --events {count} --requests {requests} "
         f"--parts {' '.join(parts)}"
     )
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
     yield (
         f"{'':30}{'mode':8}{'per second':>12}{'off = 1':>10}{'CPU, us':>10}{'p50, ms':>9}{'p99, ms':>9}"
         f"{'at coord.':>9}{'gathered':>9}{'beside':>10}{'later':>9}{'undone':>9}"

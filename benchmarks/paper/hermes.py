@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, machine, print_and_save
+from benchmarks.harness import REPOSITORY, print_and_save, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.oltp.seats.data import SeatsScale
 from penstock.predicting.paths import KeyNumbers, read_transactions, statements_of
@@ -381,10 +381,7 @@ FIGURES = {"6.1": figure_1, "6.7": figure_7, "6.9": figure_9, "6.10": figure_10}
 
 def report(count: int, each: int, figure: str) -> Iterator[str]:
     """Return the lines of the result."""
-    yield f"python -m benchmarks.paper.hermes {figure} --transactions {count} --each {each}"
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
+    yield from report_head(f"python -m benchmarks.paper.hermes {figure} --transactions {count} --each {each}")
     yield from FIGURES[figure](count, each)
     yield ""
     yield f"load {os.getloadavg()[0]:.1f} at the end"

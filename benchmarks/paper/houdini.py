@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.harness import REPOSITORY, machine, print_and_save
+from benchmarks.harness import REPOSITORY, print_and_save, report_head
 from benchmarks.oltp.auction_mark import procedures as auction
 from benchmarks.oltp.auction_mark.data import AuctionMarkScale
 from benchmarks.oltp.catalog import BENCHMARKS
@@ -225,13 +225,10 @@ def _paper(optimization: str, name: str, place: int) -> str:
 
 def report(names: Sequence[str], count: int, partitions: int) -> Iterator[str]:
     """Return the lines of the result."""
-    yield (
+    yield from report_head(
         f"python -m benchmarks.paper.houdini --transactions {count} --partitions {partitions} "
         f"--benchmarks {' '.join(names)}"
     )
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
     found = {name: measure_all(name, count, partitions) for name in names}
     yield f"Table 5.3: right predictions for transactions not trained with, {partitions} partitions"
     yield ""

@@ -38,7 +38,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, machine, print_and_save
+from benchmarks.harness import REPOSITORY, print_and_save, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.paper.houdini import SETTINGS, THRESHOLD, requests_of
 from penstock.predicting.models.predictor import Predictor, describe_placements
@@ -223,13 +223,10 @@ def _measure(
 
 def report(names: Sequence[str], count: int, partitions: int, singles: int) -> Iterator[str]:
     """Return the lines of the result."""
-    yield (
+    yield from report_head(
         f"python -m benchmarks.paper.houdini_overhead --transactions {count} --partitions {partitions} "
         f"--singles {singles} --benchmarks {' '.join(names)}"
     )
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
     yield f"Fig. 5.10: shares of a transaction's CPU time from request to answer, {partitions} partitions,"
     yield "one thread for all. run: in calls of 1,000 transactions. call: one at a time. predicted: the share"
     yield "that ran by a prediction. always: also where predictions do not help. used: as a database does."

@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import REPOSITORY, machine, print_and_save
+from benchmarks.harness import REPOSITORY, print_and_save, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.paper import houdini
 from penstock.predicting.accuracy import find_ends
@@ -330,13 +330,10 @@ FIGURES = {"5.11": figure_11, "5.12": figure_12}
 def report(figure: str, names: Sequence[str], count: int, partitions: Sequence[int]) -> Iterator[str]:
     """Return the lines of a result."""
     sizes = f"--partitions {' '.join(map(str, partitions))} " if figure == "5.11" else ""
-    yield (
+    yield from report_head(
         f"python -m benchmarks.paper.houdini_throughput {figure} --transactions {count} {sizes}"
         f"--benchmarks {' '.join(names)}"
     )
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
     yield from FIGURES[figure](names, count, partitions)
     yield ""
     yield f"load {os.getloadavg()[0]:.1f} at the end"

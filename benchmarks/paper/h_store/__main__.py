@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, machine, print_and_save, scratch
+from benchmarks.harness import REPOSITORY, print_and_save, report_head, scratch
 from benchmarks.oltp.measure import call_from_threads
 from benchmarks.paper.h_store.voter import SHOW, SavedTime, load, votes
 
@@ -51,13 +51,10 @@ def seconds(count: int, partitions: int, place: str | None, *, virtual: bool) ->
 
 def report(count: int, runs: int, partitions: Sequence[int]) -> Iterator[str]:
     """Return the lines of the result."""
-    yield (
+    yield from report_head(
         f"python -m benchmarks.paper.h_store --votes {count} --runs {runs} "
         f"--partitions {' '.join(map(str, partitions))}"
     )
-    yield ""
-    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
-    yield ""
     yield f"{'partitions':>10}  {'time':<10}{'in memory':>14}{'with a log':>14}{'one = 1':>9}{'paper':>10}"
     cores = os.cpu_count() or 1
     fastest = {number: [float("inf")] * 2 for number in partitions}
