@@ -25,7 +25,7 @@ _hidden: dict[str, str] = {}
 
 
 def hide_value(value: str, shown: str) -> None:
-    """Make all later messages of this process show another text in place of a value, such as a password.
+    """Hide a value, such as a password: all later messages of this process show another text in its place.
 
     A value of up to three characters is not hidden: it occurs in too many words.
     """
@@ -96,7 +96,7 @@ class CorruptDataError(PenstockError):
     """Stored data is damaged or missing: restore it. The context names the file."""
 
     def name_file(self, file: object) -> CorruptDataError:
-        """Return the same error with the file's name, where it has none yet."""
+        """Return the same error, with the file's name if it does not name a file yet."""
         if "file" in self.context:
             return self
         return CorruptDataError(self.fact, hint=self.hint, file=file, **self.context)

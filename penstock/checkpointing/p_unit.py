@@ -138,12 +138,12 @@ class PUnit:
         return pa.RecordBatch.from_arrays(block.columns, schema=schema)
 
     def numbers_below(self, name: str, column: str, limit: int, *, ascend: bool = False) -> Any:
-        """Return a column of a block; check that its numbers are from 0 to below a limit, and `ascend`.
+        """Return a column of a block; check that its numbers are below a limit and, with `ascend`, increase.
 
         Raises
         ------
         CorruptDataError
-            If a number is out of range, or if `ascend` and a number is not greater than its predecessor.
+            If a number is out of range or, with `ascend`, is not greater than its predecessor.
         """
         numbers = self.blocks[name].column(column).to_numpy()
         if numbers.size and (

@@ -129,7 +129,7 @@ class ParquetSink(Section):
 
 
 class KafkaSink(Section):
-    """A topic of Kafka: the queue's key as text or JSON, and all columns as JSON, at least once."""
+    """A topic of Kafka, which gets each row at least once; its key as text or JSON, all columns as JSON."""
 
     type: Literal["kafka"]
     options: Options = {}
@@ -329,8 +329,8 @@ class ResultsSection(Section):
 class WindowSection(Section):
     """Windows of time or of rows, or sessions, and their aggregates; `unit` is for an integer time.
 
-    Mode, budget, policy, cost, weight, deletes and lives are as for `penstock.update_window`; the fields in
-    `SERVING` are for lazy and eager mode.
+    Mode, budget, policy, cost, weight, deletes and times to live are as for `penstock.update_window`; the
+    fields in `SERVING` are for lazy and eager mode.
     """
 
     SERVING: ClassVar = ("budget", "freshness", "policy", "cost", "weight", "ttl", "on_silent")

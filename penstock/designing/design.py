@@ -54,8 +54,8 @@ def design(
     database : Database
         The tables and procedures.
     requests : mapping, or iterable of tuple
-        Events by the names of procedures and workflows, or pairs of a name and events in the order of calls.
-        Each procedure is compiled for its events.
+        Maps names of procedures and workflows to events; or pairs of a name and events, in the order of
+        calls. Each procedure is compiled for its events.
     log : str or path, optional
         The directory of a database. The requests are the calls since the database's newest version. Another
         process may have the database open meanwhile.

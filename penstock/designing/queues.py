@@ -59,7 +59,7 @@ class KeyStatistics:
 
     @staticmethod
     def of(rows: pa.RecordBatch, columns: Sequence[str], seconds: float) -> KeyStatistics:
-        """Return the statistics of columns of rows, which come from a span of time. Nulls are left out."""
+        """Return the statistics of a key without nulls; `seconds` is the time span of the rows."""
         arrays = [rows.column(name) for name in columns]
         if any(array.null_count for array in arrays):
             there = pc.is_valid(arrays[0])
@@ -78,7 +78,7 @@ class KeyStatistics:
         return len(self.rates)
 
     def hottest(self) -> float:
-        """Return the share of rows with the most frequent hundredth of values, at least one value."""
+        """Return the share of rows with the most frequent values: a hundredth of all values, at least one."""
         return float(self.rates[: max(self.keys // 100, 1)].sum() / self.rates.sum())
 
 
@@ -171,7 +171,8 @@ def design_queue(
         The timestamp column with the time of an update.
     key : str or sequence of str, optional
         The key. By default the column with the most values, among columns whose values have several rows
-        each. Check the alternatives that `explain` names, because the updates may concern another column.
+        each. Check the other columns that `explain` names: one of them may identify what the updates
+        describe.
     cost : str
         The time to process a tuple downstream of the queue.
     staleness : str

@@ -88,7 +88,7 @@ class DesignResult:
         return self._model.workload.trace
 
     def option(self, table: int) -> TableOption:
-        """Return the option that is chosen for a table, by its place in the workload."""
+        """Return the option that is chosen for a table, by its position in the workload."""
         return self._model.workload.options[table][int(self._choice.tables[table])]
 
     def shares(self) -> dict[str, tuple[int, float]]:

@@ -74,7 +74,7 @@ class Workload:
     partitions : int
         The number of partitions.
     tables : tuple of int
-        The places of the tables that the trace accesses.
+        The positions of the tables that the trace accesses.
     options : tuple of tuple of TableOption
         The options of each of these tables.
     first_row : tuple of int
@@ -88,7 +88,7 @@ class Workload:
     attributes : tuple of tuple of str
         For each procedure the attributes that may route it.
     bases : ndarray of int8, two-dimensional
-        For each place in `attributes` and each record, its base partition; -1 if it has none.
+        For each entry of `attributes` and each record, its base partition; -1 if it has none.
     procedure, interval : ndarray of int32
         The procedure and interval of each record.
     record : ndarray of int64

@@ -210,11 +210,11 @@ def open_session(
     """Return the session in which a job runs, and whether this call created it.
 
     Called once, on the driver. A given or active session is used unchanged, with `settings` added. Otherwise
-    a session is created: on a Spark Connect server if ``SPARK_REMOTE`` names one; under ``spark-submit``, or
-    with the user's own Spark installation (``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set), with the
-    configuration of ``spark-submit`` or this installation; else on this machine, with all its cores. A
-    session on this machine has no web interface, few shuffle partitions, this Python for the workers, a
-    daemon that starts them warm, and the archive of classes that ``penstock warm-up`` makes.
+    a session is created. If ``SPARK_REMOTE`` names a Spark Connect server, the session is on this server.
+    Under ``spark-submit``, or if ``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set, the session has the
+    configuration of ``spark-submit`` or of that Spark installation. Else it is on this machine, with all its
+    cores. A session on this machine has no web interface, few shuffle partitions, this Python for the
+    workers, a daemon that starts them warm, and the archive of classes that ``penstock warm-up`` makes.
 
     Parameters
     ----------

@@ -27,8 +27,9 @@ class Verdict:
     undo : bool
         OP3: the transaction had an undo log if it was rejected.
     finish : bool
-        OP4: no partition was accessed after it was considered finished, and each partition that a distributed
-        transaction had finished before its last query was considered finished before the end.
+        OP4: no partition was accessed after it was considered finished. Also, if a distributed transaction
+        had finished with a partition before its last query, the partition was considered finished before the
+        end.
     no_undo : bool
         Whether the transaction ran without an undo log, from the start or from a later query on.
     early : bool
@@ -87,7 +88,7 @@ class Accuracy:
 def find_ends(
     estimate: Estimate, model: MarkovModel, queries: Sequence[Query], path: Sequence[int], threshold: float
 ) -> dict[int, int]:
-    """Return the query after which each partition is considered finished (OP4), if it is.
+    """Return, for each partition that is considered finished (OP4), the query after which it is.
 
     Parameters
     ----------
@@ -96,7 +97,7 @@ def find_ends(
     model : MarkovModel
         Its model.
     queries, path : sequence
-        What the transaction executed, and its vertices in the model, with the first and the last one.
+        What the transaction executed, and its vertices in the model, including the first and the last vertex.
     threshold : float
         The least probability.
     """

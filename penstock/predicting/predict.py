@@ -52,7 +52,7 @@ def predict(
     database : Database
         The tables and procedures.
     requests : mapping, or iterable of tuple
-        Events by procedure name, or pairs of a procedure name and events in the order of calls.
+        Maps names of procedures to events; or pairs of a procedure's name and events, in the order of calls.
     tables : mapping, optional
         The rows that the tables have before the first request.
     log : str or path, optional

@@ -58,11 +58,11 @@ class ProcedureTrace:
     names : tuple of QueryName
         The names of queries.
     starts : ndarray of int64
-        The place of each transaction's first query, then the number of queries.
+        The position of each transaction's first query; the last element is the number of queries.
     query : ndarray of int64
-        The place of each query's name.
+        The position of each query's name.
     keys : mapping
-        For each name's place, the key columns of its queries, in order; null if unknown.
+        For each position of a name, the key columns of the name's queries, in order; null if unknown.
     aborted : ndarray of bool
         Whether each transaction was rejected.
     """

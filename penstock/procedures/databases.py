@@ -209,7 +209,7 @@ class Database:
         plain: bool = False,
         route: str | Iterable[str] = (),
     ) -> Procedure | Callable[[Function], Procedure]:
-        """Make a stored procedure of a function, whose parameters are an event and tables.
+        """Make a stored procedure from a function whose parameters are an event and tables.
 
         With `event` the function is compiled at once, else once the columns of its input are known.
 
@@ -370,9 +370,9 @@ class Database:
             The evaluation of a ``run``: ``serial``; or on two threads ``chains``, ``levels``, ``split`` or
             ``adaptive``.
         predictor : Predictor, optional
-            A result of `penstock.predict`: the partitions of transactions that would be forwarded.
+            A result of `penstock.predict`, for transactions that would otherwise be forwarded.
         speculate : bool or str
-            Whether partitions run others beside forwarded transactions: ``rows`` (True), ``tables``, ``occ``.
+            How conflicts are found if partitions speculate: ``rows`` (True), ``tables``, ``occ``.
 
         Raises
         ------

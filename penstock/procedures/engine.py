@@ -58,7 +58,7 @@ class TableSet:
     is_new : bool
         Whether nothing was stored or restored yet.
     offset : int, optional
-        The offset in a command log up to which the tables hold.
+        The offset in a command log; the tables hold all calls before it.
     program : str, optional
         The digest of the program that ran last; versions that are stored afterwards have it.
     request_memory : object
@@ -138,8 +138,8 @@ class TableSet:
         events : pyarrow.RecordBatch
             The events, with exactly the columns of the program's event.
         bounds : ndarray, optional
-            The start of each atomic batch of a workflow, then the number of events. A round runs for each
-            batch; by default each event is a batch.
+            The start of each atomic batch of a workflow; the last element is the number of events. A round
+            runs for each batch; by default each event is a batch.
         """
         if isinstance(program, PlainProgram):
             return self._run_plain(program, events, bounds)

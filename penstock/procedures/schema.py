@@ -93,7 +93,7 @@ class Kind(StrEnum):
 
 
 def conversion_hint(kind: Kind, wanted: Kind) -> str:
-    """Return what to write instead of a value of a kind where another kind is wanted."""
+    """Return the hint for a value of one kind where another kind is needed: what to write instead."""
     if wanted.wide is not None:
         return f"pass a column, an attribute or a global Decimal with {wanted.wide[1]} digits after the point"
     if kind.wide is not None:

@@ -63,7 +63,7 @@ class TextNumbers:
     def column(
         self, numbers: Numbers, kind: pa.DataType, mask: npt.NDArray[np.bool_] | None
     ) -> pa.Array[Any]:
-        """Return texts by their numbers; `mask` marks nulls."""
+        """Return the texts that have these numbers; `mask` marks nulls."""
         inside = numbers if mask is None else numbers[~mask]
         if not len(inside):
             return pa.nulls(len(numbers), kind)
@@ -138,7 +138,7 @@ def _array(texts: list[Any], kind: pa.DataType) -> pa.Array[Any]:
 
 
 def _ranked(numbers: Numbers, limit: int) -> tuple[Numbers, Numbers]:
-    """Return the distinct numbers, all below `limit`, and the place of each number among them."""
+    """Return the distinct numbers, all below `limit`, and the position of each number among them."""
     if limit > _LEAST_SHARE * len(numbers):
         return np.unique(numbers, return_inverse=True)
     exists = np.zeros(limit, np.bool_)

@@ -54,7 +54,7 @@ __all__ = ["RowWindows", "WindowColumns", "pack_windows", "plan_row_windows", "t
 
 @dataclass(frozen=True)
 class WindowColumns:
-    """The columns of rows in windows.
+    """The columns of the rows that windows aggregate, before and after aggregation.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ def plan_row_windows(
     unit: TimeUnit | None,
     buckets: int,
 ) -> RowWindows:
-    """Return windows of rows with given columns; the arguments are as for `penstock.update_window`.
+    """Plan windows over rows with these columns; the arguments are as for `penstock.update_window`.
 
     Raises
     ------

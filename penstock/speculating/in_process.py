@@ -76,7 +76,7 @@ class Waiting:
     events : pyarrow.RecordBatch
         The events.
     taken : ndarray of int64
-        The places of the events that have run.
+        The positions of the events that have run.
     results : pyarrow.RecordBatch or None
         The results of these events.
     """

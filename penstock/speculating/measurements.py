@@ -52,8 +52,8 @@ class Measurements:
     run_us : list
         The time from the granting of each distributed transaction's locks until it ended.
     stalls_us : dict
-        The time at each kind of stall point, and of base partitions until all locks are granted (``locks``),
-        at base and remote partitions.
+        The time spent at each kind of stall point, at base and remote partitions; ``locks`` is the time of
+        base partitions until all locks are granted.
     held_us : dict
         The time for which distributed transactions held base and remote partitions.
     first_us : list
@@ -61,7 +61,7 @@ class Measurements:
     yields : list
         For each choice, the number of candidates, and the number that did not conflict.
     compared : list
-        The same, for the choices that have to compare accesses: those at SP1 and SP2 after the distributed
+        The same, for choices that have to compare accesses: choices at SP1 and SP2 after the distributed
         transaction has executed a query there.
     """
 

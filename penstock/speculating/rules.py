@@ -102,7 +102,7 @@ class ConflictRules:
     def conflict(
         self, one: Mapping[int, frozenset[int] | None], other: Mapping[int, frozenset[int] | None]
     ) -> bool:
-        """Return whether any two statements of two summaries of one level conflict."""
+        """Return whether a statement of one summary conflicts with a statement of the other summary."""
         for first, rows in one.items():
             by_table, by_row = self._by_table[first], self._by_row[first]
             for second, other_rows in other.items():

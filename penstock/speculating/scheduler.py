@@ -185,7 +185,7 @@ class Scheduler:
     def choose(
         self, stall: Stall, queue: Sequence[Transaction], run_us: Sequence[float], stall_us: float
     ) -> int | None:
-        """Return the place in the queue of the first eligible transaction (§6.3.1).
+        """Return the position in the queue of the first eligible transaction (§6.3.1).
 
         Parameters
         ----------

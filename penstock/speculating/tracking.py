@@ -11,7 +11,7 @@ __all__ = ["TrackingTable", "find_prefetchable"]
 
 
 def find_prefetchable(rules: ConflictRules, estimate: Sequence[Step], base: int) -> list[int]:
-    """Return the places of queries in an estimated path that can run before the transaction (§6.4.1).
+    """Return the positions of queries in an estimated path that can run before the transaction (§6.4.1).
 
     A query can run early if it only reads a row at a remote partition, the event determines the row's key,
     and the query conflicts with no earlier query that cannot run before the transaction.

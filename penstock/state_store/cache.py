@@ -34,7 +34,7 @@ S = TypeVar("S", bound=CachedState)
 
 @dataclass(slots=True)
 class LoadedState(Generic[S]):
-    """A state at the requested version. One count is 1: the count for the way in which it was found."""
+    """A state at the requested version. Exactly one count is 1: it shows how the state was found."""
 
     state: S
     handle: Handle

@@ -138,8 +138,8 @@ def survey_bucket(
 ) -> BucketSurvey:
     """Survey one bucket: read and check all of its files, one after the other.
 
-    Damage is a finding, not an error. The query may be running. Files that it deletes are not reported as
-    missing.
+    Damage is a finding, not an error. The query may be running. Files that the query deletes meanwhile are
+    not reported as missing.
 
     Parameters
     ----------

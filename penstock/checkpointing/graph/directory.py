@@ -7,7 +7,7 @@
       queries/NAME/               Spark's own checkpoint of each of its queries
       state/                      of update queues (`penstock.state_store`)
 
-Of the numbered files of a kind, the file with the largest number is valid; a file is deleted when its
+For each kind of numbered file, the file with the largest number is valid; a file is deleted when its
 successor is durable. Nothing here needs Spark: the logs of Spark's checkpoints are files with a line ``v1``
 and then lines of JSON.
 """

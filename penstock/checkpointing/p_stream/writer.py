@@ -172,7 +172,7 @@ class PStreamWriter:
 
     @property
     def committed_rows(self) -> int:
-        """The number of rows in the stream as of this writer's newest commit, of all writers."""
+        """The number of rows in the stream, from all writers, as of this writer's newest commit."""
         return self._stream.end
 
     def append(self, rows: Any, *, clock: Mapping[str, int] | None = None) -> None:
@@ -408,8 +408,8 @@ class PStreamWriter:
     def metrics(self) -> dict[str, Any]:
         """Return counts: calls of `append`, durable calls, pending and written bytes, rows of the stream.
 
-        Also count the column blocks whose codec was chosen, and the deoptimised blocks among them: blocks
-        with a value that did not fit the choice, encoded by the default codec instead.
+        Also count the column blocks with a chosen codec, and the deoptimised blocks among them. A block is
+        deoptimised if a value does not fit the chosen codec; then the default codec encodes the block.
         """
         self._check_process()
         blocks, deoptimised = self._coder.blocks()

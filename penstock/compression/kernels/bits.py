@@ -5,12 +5,12 @@ value, from the previous value, or from a straight line through the previous two
 run in one pass over a sub-block, which stays in the first cache. All arithmetic wraps around, so every value
 of a type round-trips; all values are signed integers.
 
-A full sub-block of width w takes ``128 * w`` bytes. Its offsets are cut to the narrowest word of T = 8,
-16, 32 or 64 bits that holds w, and lie in ``1024 / T`` lanes: offset i is in lane ``i % lanes`` at row
-``i // lanes``, and the rows of a lane follow one another in its words without gaps, bit 0 first; word k
-of all lanes comes before word k + 1 of any lane. So one shift serves all lanes of a row, and compilers turn
-rows into vector instructions. The last sub-block, when it is not full, is one run of bits instead, bit 0 of
-the first byte first, in ``ceil(count * w / 8)`` bytes.
+A full sub-block of width w takes ``128 * w`` bytes. Its offsets are cut to words of T bits, the least of 8,
+16, 32 and 64 that is at least w. They lie in ``1024 / T`` lanes: offset i is in lane ``i % lanes`` at row
+``i // lanes``. The rows of a lane follow one another in its words without gaps, bit 0 first. Word k of all
+lanes comes before word k + 1 of any lane. So one shift serves all lanes of a row, and compilers turn rows
+into vector instructions. The last sub-block, when it is not full, is one run of bits instead, bit 0 of the
+first byte first, in ``ceil(count * w / 8)`` bytes.
 
 If `patched`, a width may be less than the widest offset needs. The high bits of the few offsets that do not
 fit are exceptions, stored separately with their positions.

@@ -99,7 +99,7 @@ class Window(Node):
 
     @property
     def marks(self) -> pa.Schema:
-        """The columns that mark the windows without aggregates."""
+        """The columns that mark rows without aggregates: rows of deleted and of silent groups."""
         options = self.options
         present = ((DELETED_COLUMN, options.delete_when), (SILENT_COLUMN, options.on_silent))
         return pa.schema([pa.field(name, pa.bool_()) for name, option in present if option is not None])
@@ -351,7 +351,7 @@ class Aggregate(Node):
 
     @property
     def suffix(self) -> str:
-        """Group columns and extreme, as the end of a description."""
+        """Return the group columns and the extreme, as the end of a description."""
         groups = f" by {', '.join(self.group_by)}" if self.group_by else ""
         return groups if self.extreme is None else f"{groups}; for {self.extreme.describe()}"
 

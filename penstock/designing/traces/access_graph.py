@@ -68,7 +68,7 @@ def access_graph(trace: Trace) -> list[Edge]:
 
 
 def co_accessed_columns(trace: Trace, edges: Sequence[Edge] | None = None) -> list[frozenset[Column]]:
-    """Return sets of columns, each joined by edges to one column: candidates for one partitioning.
+    """Return sets of columns that may be partitioned alike: a column, and the columns that edges join to it.
 
     A set has at most one column of each table: the column with the heaviest edge.
     """

@@ -63,16 +63,16 @@ class Trace:
     database : Database
         The declarations.
     tables : tuple of TableSpec
-        The tables; accesses refer to them by their places.
+        The tables; accesses refer to them by position.
     procedures : tuple of str
-        The procedures; transactions refer to them by their places.
+        The procedures; transactions refer to them by position.
     attributes : tuple of tuple of str
         For each procedure the attributes by which its transactions may be routed; none if Penstock routes
         them by their accesses.
     procedure : ndarray of int32
         For each transaction its procedure.
     routes : ndarray of int64, two-dimensional
-        For each place in `attributes` and each transaction, the value of this attribute.
+        For each entry of `attributes` and each transaction, the value of this attribute.
     has_route : ndarray of bool
         Whether the value exists.
     transaction, table, mode : ndarray
@@ -200,7 +200,7 @@ class TraceBuilder:
         numbers : ndarray
             The transaction number of each access; numbers may repeat.
         table : int
-            The place of the table.
+            The position of the table.
         mode, values, index : ndarray
             See `Trace`. An entry of `values` is None if that key column's value is not known for any of these
             accesses.

@@ -92,7 +92,7 @@ def errors(*, debug: bool) -> Iterator[None]:
     Raises
     ------
     typer.Exit
-        With 130 for Ctrl-C, 2 if the command line, a configuration or the input is wrong, else 1.
+        The exit code is 130 for Ctrl-C, 2 if the command line, a configuration or the input is wrong, else 1.
     """
     from penstock.errors import InvalidUsageError, PenstockError
 

@@ -30,7 +30,7 @@ def read_committed(
     Returns
     -------
     operators : list of Operator
-        In the same order, at least one.
+        The operators that belong to the checkpoint's query, in the given order; at least one.
     pointers : dict of str to Pointer
         The pointers by the buckets' locations; a bucket without a pointer is empty in the newest committed
         micro-batch.

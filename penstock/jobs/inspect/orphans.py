@@ -71,7 +71,7 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     gone : collection of str
         Ids of queries whose checkpoints are gone for good.
     retain_versions : int
-        The setting of the checkpoint's query.
+        The setting `retain_versions` of the checkpoint's query.
 
     Raises
     ------

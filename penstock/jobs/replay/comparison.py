@@ -70,7 +70,7 @@ class Comparison:
     Parameters
     ----------
     replay : Replay
-        The replay, of the recorded policy.
+        A replay with the recorded policy.
     pipeline : Pipeline
         The pipeline, which names its sink and its metrics file.
     shown : int

@@ -29,9 +29,9 @@ _UNKNOWN: dict[str, Any] = {f"{RESERVED_PREFIX}seen_us": NEVER, _INTERVAL: 0.0}
 
 
 def change_policy(state: Any, policy: Policy, target: Any) -> list[PUnit]:
-    """Return the state of a queue or of windows as a snapshot of a state of another policy.
+    """Convert the state of a queue or of windows to a snapshot for another policy.
 
-    Keys that wait line up in the order of their oldest pending updates.
+    Waiting keys are put into the order of their oldest pending updates.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def change_policy(state: Any, policy: Policy, target: Any) -> list[PUnit]:
     Raises
     ------
     InvalidUsageError
-        If no key of the state waits by a policy, as under append semantics.
+        If the state has no policy, such as the state of a queue with append semantics.
     """
     if isinstance(state, UpdateQueue) and isinstance(target, UpdateQueue):
         return [_change_queue(state, policy, target)]

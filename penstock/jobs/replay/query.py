@@ -34,7 +34,7 @@ class ReplayedQuery:
     operator : LocalOperator or None
         The operator with state, which writes to the scratch location.
     rows : callable
-        Makes its results.
+        Makes the results of the query.
     schema : pyarrow.Schema
         The columns of the results.
     recording : Recording

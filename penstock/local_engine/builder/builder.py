@@ -113,7 +113,7 @@ class Builder:
     _logs: Path = field(default_factory=Path)
 
     def build(self, node: Node, logs: Path) -> Made:
-        """Return the rows at a query's end; afterwards `inputs` and `operator` are the query's.
+        """Build a query and return its results; afterwards `inputs` and `operator` are those of the query.
 
         Parameters
         ----------

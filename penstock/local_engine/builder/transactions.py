@@ -42,7 +42,7 @@ def run_transactions(
     tables : mapping of str to pyarrow.Table
         The first rows of the database's tables.
     place_of : callable
-        Returns the operator's place, given its options.
+        Returns the operator's name, buckets and state location, given its options.
     read_requests : callable
         Returns the rows of a p-stream, given its location and a reader's name.
 

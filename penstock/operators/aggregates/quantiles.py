@@ -1,8 +1,8 @@
 """KLL sketches of many sets of numbers: medians and percentiles (Apache DataSketches).
 
 A sketch keeps some of its values, each with a weight. A sketch of up to `2 ** log2_size` values keeps all
-values, so quantiles are exact. With more values, the rank of a quantile is, with 99 % confidence, wrong by at
-most the library's `rank_error`, as a fraction of the number of values (Karnin, Lang and Liberty, FOCS 2016).
+values, so quantiles are exact. With more values, the rank of a quantile is wrong by at most the library's
+`rank_error`, a fraction of the number of values, with 99 % confidence (Karnin, Lang and Liberty, FOCS 2016).
 The library chooses randomly which values it drops, so the same values may give slightly different quantiles.
 
 The state holds a sketch in the library's own binary format.

@@ -77,7 +77,7 @@ class ContractControl:
 
     @property
     def patience(self) -> float:
-        """Triggers that appended tuples may take before they break a promise."""
+        """The number of triggers in which the appended tuples must be served so that no promise breaks."""
         if not self._state.cycle_us:
             return math.inf
         return max(MARGIN * self._contract.tightest_us / self._state.cycle_us - 1.0, _LEAST_PATIENCE)

@@ -78,7 +78,7 @@ _WINDOW_US = 2_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The cost of a cycle as a line over the number of served tuples, fading exponentially.
+    """The cost of a cycle as a line over the number of served tuples; old cycles lose weight exponentially.
 
     Attributes
     ----------
@@ -145,7 +145,8 @@ class ClassState:
     waiting : float
         Smoothed number of waiting keys before serving.
     late_us, time_us : float
-        Time beyond the limit, and all time, summed over keys and fading exponentially.
+        The time for which keys were staler than the limit, and the whole time, each summed over keys; both
+        decay exponentially.
     broken : bool
         Whether the promise is broken.
     """

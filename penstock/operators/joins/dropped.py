@@ -30,7 +30,7 @@ def dropped_in(
     late : bool array
         The mask of the late tuples.
     duplicates : int64 array
-        The places of the duplicates.
+        The positions of the duplicates.
     newest_match : int64 array
         The time of the newest match of each tuple's key, or `NEVER`.
     """

@@ -8,9 +8,9 @@ results are fresh, but older matches are left out.
 The state has the times of each key's last match, and the tuples of each side that a future match may need. In
 UpStream no tuples are out of order. Here a tuple is *late* if it is older than the watermark, or more than
 ``within`` older than the last match of its key. The watermark is the newest time of earlier micro-batches
-less ``delay``. With a time to live, a tuple is also late if a key whose newest tuple is that old would have
-left (`penstock.operators.joins.key_lives`). Late tuples are dropped. Of several tuples with the same side,
-key and time, the first is kept. A delete removes tuples and matches (`penstock.operators.joins.key_deletes`).
+less ``delay``. With a time to live, a tuple is also late if it is as old as keys that have left
+(`penstock.operators.joins.key_lives`). Late tuples are dropped. If several tuples have the same side, key
+and time, the first is kept. Deletes remove tuples and matches (`penstock.operators.joins.key_deletes`).
 
 Nothing here reads a clock.
 """

@@ -1,7 +1,7 @@
 """Deletes of the tuples of a join, by key.
 
 A delete removes the tuples of its side and key that are not newer, and makes such tuples late if they arrive
-after the delete. If a removed tuple is part of the key's last match, the match is *taken away*: the join
+after the delete. If a removed tuple is part of the key's last match, the match is *retracted*: the join
 emits a row that marks this. In the order of matches, the delete then takes the place of that tuple, so only
 a newer match may follow.
 """
@@ -18,14 +18,14 @@ __all__ = ["KeyDeletes"]
 
 
 class KeyDeletes:
-    """The newest delete of each side by key number, and marks for matches that are taken away.
+    """The newest delete of each side by key number, and marks for retracted matches.
 
     Attributes
     ----------
     left, right : int64 array
         The time of the newest delete; `NEVER` if there is none.
     away : int64 array
-        1 if the key's last match is taken away.
+        1 if the key's last match is retracted.
     """
 
     names = ("left_deleted", "right_deleted", "away")
@@ -73,7 +73,7 @@ class KeyDeletes:
         Returns
         -------
         int64 array
-            The keys whose match is taken away by this call.
+            The keys whose match this call retracts.
         """
         hit = np.zeros(len(ids), np.bool_)
         for times, deleted in zip(matched, self.sides, strict=True):

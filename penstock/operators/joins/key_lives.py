@@ -65,7 +65,7 @@ class KeyLives:
         return touched
 
     def find_gone(self) -> Integers:
-        """Return the keys at or before the horizon."""
+        """Return the keys whose newest tuple is at or before the horizon."""
         return np.flatnonzero((self.last <= self.horizon) & (self.last != NEVER))
 
     def keep(self, ids: Integers) -> None:

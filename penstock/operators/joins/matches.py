@@ -22,7 +22,7 @@ class Matched:
     ----------
     rows : pyarrow.RecordBatch
         The newest match of each key that has a newer match than before, and, with deletes, the keys whose
-        match is taken away.
+        match is retracted.
     rows_in : int
         Arriving tuples.
     late : int

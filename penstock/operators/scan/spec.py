@@ -264,7 +264,7 @@ class Fragments:
         return replace(self, partials=partials, delay_ms=0)
 
     def watermark(self, newest: int) -> int:
-        """Return the pane of the watermark, given the newest time in steps of the time column."""
+        """Return the pane that holds the watermark, for a newest time in steps of the time column."""
         return (newest * self.pane_ms // self.pane_steps - self.delay_ms) // self.pane_ms
 
     @property

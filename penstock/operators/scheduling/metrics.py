@@ -29,7 +29,7 @@ class BatchMetrics:
     rows_in, conflated, late, duplicates, dropped, emitted : int
         Numbers of tuples, in this order: all arrivals; replaced by a newer tuple; older than an emitted
         tuple; with the key and time of another tuple of a union; dropped for a null; served. With ``apply``,
-        `emitted` counts the tuples that it takes.
+        `emitted` counts the tuples that ``apply`` takes.
     rows_out : int
         Output rows; differs from `emitted` if ``apply`` filters or multiplies rows.
     waiting_keys, keys : int
@@ -56,7 +56,7 @@ class BatchMetrics:
         Tuples that the controller of a freshness contract allowed to serve; 0 if there is no contract.
     interval_ms : float
         The trigger interval that the controller of a freshness contract chose; 0 if there is no contract, or
-        if keys wait and the next micro-batch starts at once. Of several buckets, the shortest.
+        if keys wait and the next micro-batch starts at once. For several buckets, the shortest interval.
     freshness : dict of str to Standing
         The standing of each promise of a freshness contract, by class of key.
     budget_used_ms : float

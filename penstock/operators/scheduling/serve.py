@@ -36,7 +36,7 @@ class BudgetControl(Protocol):
         """Return the budget. Called when the arrivals are in the queue."""
 
     def settle(self, finished_us: int, serving_us: int, metrics: BatchMetrics) -> None:
-        """Record the served tuples. All metrics except the metrics of state are set."""
+        """Record the served tuples; `metrics` is complete except for the metrics of state."""
 
 
 class ServedQueue(Protocol[A_contra]):

@@ -151,7 +151,7 @@ class Staleness:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as compact JSON values, with the time in bins rounded to 1 µs."""
+        """Return the fields as compact JSON values; the key time of each bin is rounded to 1 µs."""
         first = min(self.mass, default=0)
         numbers = range(first, max(self.mass, default=-1) + 1)
         return {

@@ -94,9 +94,9 @@ class DroppedForm:
 def order_ties(stream: UpdateStream, arrivals: Arrivals) -> Arrivals:
     """Return arrivals whose positions do not depend on how Spark divides a micro-batch.
 
-    Of tuples with equal key and time, one is kept, by position. So these tuples exchange their positions
-    until they are in the order of their values. All other positions stay. So a micro-batch that runs again
-    drops the same tuples.
+    If several tuples have equal key and time, their positions decide which one is kept. So these tuples
+    exchange positions until they are in the order of their values; all other tuples keep their positions. So
+    a micro-batch that runs again drops the same tuples.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ class Estimate:
     written : int
         A bit for each partition in which it will write, or may write if the event does not determine where.
     is_complete : bool
-        Whether the path reaches an end, by states of the model.
+        Whether the path reaches an end through states of the model.
     is_resolved : bool
         Whether the event determines the partitions of all queries.
     confidence : float
@@ -79,7 +79,7 @@ class Walker:
     models : sequence of MarkovModel
         The models.
     writes : sequence of bool
-        For each name of a query whether it writes.
+        For each name of a query, whether the query writes.
     parameters : Parameters
         The partitions of queries.
     threshold : float

@@ -131,7 +131,7 @@ class Tree:
     Attributes
     ----------
     feature : tuple of int
-        The place of the feature that each node compares.
+        The position of the feature that each node compares.
     bound : tuple of float
         The greatest value of the left branch.
     left, right : tuple of int

@@ -28,7 +28,7 @@ class Query(NamedTuple):
     Attributes
     ----------
     name : int
-        The place of the query's name.
+        The position of the query's name.
     partitions : int
         A bit for each partition that it accesses.
     """
@@ -43,7 +43,7 @@ class State(NamedTuple):
     Attributes
     ----------
     name : int
-        The place of the query's name.
+        The position of the query's name.
     counter : int
         How often the transaction has already executed this query.
     partitions : int
@@ -86,8 +86,8 @@ class MarkovModel:
         partition.
     risk : ndarray
         For each vertex, the greatest `abort` of all vertices of the same invocation of the same query,
-        whatever their partitions; 1 if only few transactions have reached these vertices, because few prove
-        nothing.
+        whatever their partitions. If too few transactions have reached these vertices to prove anything, it
+        is 1.
     reads, changes, finish : ndarray, two-dimensional
         For each vertex and partition, the probabilities that the transaction reads the partition from this
         query on, writes the partition from this query on, and does not access the partition after this

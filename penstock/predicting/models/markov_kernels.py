@@ -33,7 +33,7 @@ def sweep_tables(
     order : ndarray
         The vertices to compute, successors first.
     starts : ndarray
-        The place of each vertex's first edge, then the number of edges.
+        The position of each vertex's first edge; the last element is the number of edges.
     children, shares : ndarray
         The vertex that each edge leads to, and its probability.
     accessed : ndarray, two-dimensional

@@ -64,12 +64,12 @@ class QueryName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The attribute of the event that is a column of the keys of a query's rows.
+    """The event attribute that gives the value of a column in the keys of a query's rows.
 
     Attributes
     ----------
     query : int
-        The place of the query's name.
+        The position of the query's name.
     column : str
         The column of the key.
     attribute : str
@@ -142,7 +142,7 @@ class Parameters:
                 self._attributes[source.query, source.counter] = found
 
     def attributes(self) -> list[tuple[str, bool, str]]:
-        """Return the attributes that determine partitions: their names, `Source.is_digits`, and a table."""
+        """Return the attributes that determine partitions: name, `Source.is_digits`, and a table."""
         return list({self._key(one): one for one in self._attributes.values()}.values())
 
     def _key(self, attribute: tuple[str, bool, str]) -> AttributeKey:
@@ -225,7 +225,7 @@ class EventParameters:
         ]
 
     def signature(self, event: int) -> tuple[object, ...]:
-        """Return everything that estimates read of an event; equal signatures lead to equal estimates."""
+        """Return everything that estimates read from an event; equal signatures lead to equal estimates."""
         return tuple(
             numbers[event] if starts is None else tuple(numbers[starts[event] : starts[event + 1]])
             for starts, numbers in self._lists

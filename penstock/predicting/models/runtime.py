@@ -185,7 +185,7 @@ class RunningPredictor:
         places: Numbers,
         known: dict[AttributeKey, AttributePartitions],
     ) -> Numbers:
-        """Return the number of the prediction of the event at each of the places."""
+        """Return the number of the prediction of the event at each of the positions."""
         models = kind.models
         model = np.zeros(len(places), np.int64)
         if models.features:

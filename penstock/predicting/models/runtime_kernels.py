@@ -31,7 +31,7 @@ def find_numbers(
     numbers : ndarray
         Receives the number of each code.
     first : ndarray
-        Receives the place of each new code.
+        Receives the position of each new code.
     """
     last = np.uint64(slots.shape[0] - 1)
     new = 0

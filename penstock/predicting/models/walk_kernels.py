@@ -30,16 +30,16 @@ class Graph(NamedTuple):
     Attributes
     ----------
     first : ndarray
-        The place of each model's first vertex.
+        The position of each model's first vertex.
     group_starts : ndarray
-        The place of each vertex's first group, then the number of groups.
+        The position of each vertex's first group; the last element is the number of groups.
     query, counter : ndarray
         For each group, the name of the query and how often it was executed before; for an end, -1 and the
         end.
     weight : ndarray
         The number of transactions that have gone to a group.
     member_starts : ndarray
-        The place of each group's first member, then the number of members.
+        The position of each group's first member; the last element is the number of members.
     child, visits : ndarray
         The vertices of a group, the most frequent first, and the number of transactions that have reached
         each.
@@ -54,8 +54,8 @@ class Graph(NamedTuple):
     fixed : ndarray of uint64
         The partitions of each query whose source is `FIXED`.
     source : ndarray, two-dimensional
-        For each name and counter, the place of the attribute that determines the partitions, or `UNKNOWN` or
-        `FIXED`. The last column is for all greater counters.
+        For each name and counter, the position of the attribute that determines the partitions, or `UNKNOWN`
+        or `FIXED`. The last column is for all greater counters.
     """
 
     first: Numbers
@@ -81,11 +81,11 @@ class AttributeValues(NamedTuple):
     Attributes
     ----------
     lists : ndarray
-        For each attribute, the place of the first event in `starts`; -1 if it is not a list.
+        For each attribute, the position of the first event in `starts`; -1 if it is not a list.
     starts : ndarray
-        The places of the elements of lists.
+        The positions of the elements of lists.
     offsets : ndarray
-        The place of each attribute's first number.
+        The position of each attribute's first number.
     numbers : ndarray
         The numbers of partitions; negative if unknown.
     """
@@ -152,7 +152,7 @@ def walk(
     masks : ndarray
         Receives for each query a bit for each partition that it accesses.
     seen : ndarray, two-dimensional
-        Is overwritten.
+        Scratch space; it is overwritten.
 
     Returns
     -------

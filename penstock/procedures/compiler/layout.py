@@ -181,7 +181,7 @@ class Layout:
         return Layout(tables, streams, dependencies, event, results)
 
     def text(self, text: str | bytes) -> int:
-        """Return the place of a literal text, or of literal bytes."""
+        """Return the position of a literal text, or of literal bytes."""
         if text not in self.texts:
             self.texts.append(text)
         return self.texts.index(text)

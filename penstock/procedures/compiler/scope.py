@@ -34,7 +34,7 @@ class Facts:
     deletes : dict
         For each loop the tables from which its body deletes.
     calls : dict
-        The number of each called procedure and trigger, by the number of its caller and the place of the
+        The number of each called procedure and trigger, by the number of its caller and the position of the
         call; the number of a workflow's procedure by its place.
     """
 
@@ -59,7 +59,7 @@ class Scope:
     result : str or None
         The variable for the return value; None if the procedure writes results.
     results : tuple
-        The results that the procedure writes, with their places among the program's results.
+        The results that the procedure writes, with their positions among the program's results.
     """
 
     text: ProcedureText

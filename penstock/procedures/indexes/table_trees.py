@@ -30,9 +30,9 @@ class TableTrees:
     texts : TextNumbers
         The numbers of texts.
     facts : numpy.ndarray
-        The facts of the table; from the place `root` on, they are the roots.
+        The facts of the table; from index `root` on, they are the roots of the trees.
     root : int
-        The place of the first root.
+        The position of the first root.
     rows : int
         The capacity.
     """
@@ -115,12 +115,12 @@ class TableTrees:
         values : sequence of ndarray
             The values of each column; texts are given by their numbers.
         exists : ndarray
-            Whether rows may have the values.
+            Whether a row can have each set of values.
 
         Returns
         -------
         places : ndarray
-            The place of each row's values.
+            The position of each row's values.
         slots : ndarray
             The rows.
         """

@@ -6,8 +6,8 @@ are their values. The words of floats sort as Spark sorts floats. The words of t
 (`penstock.procedures.texts`), which compare like the texts' bytes. The priority of a node is a hash of its
 slot. So the shape depends on slots, but the order of rows on their content alone.
 
-Arguments: `nodes` and `facts` of a table; `root`, the place in `facts` of the root's slot plus one; `mask`,
-with a bit for each word that is a text; `offsets` and `data`, the bytes of all texts.
+Arguments: `nodes` and `facts` of a table; `root`, the position in `facts` of the root's slot plus one;
+`mask`, with a bit for each word that is a text; `offsets` and `data`, the bytes of all texts.
 """
 
 from __future__ import annotations

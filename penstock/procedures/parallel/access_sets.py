@@ -42,9 +42,9 @@ class KeyAccess:
     Attributes
     ----------
     table : int
-        The place of the table in the program.
+        The position of the table in the program.
     key : tuple of int
-        The place of the event's attribute for each column of the key.
+        The position of the event's attribute for each column of the key.
     bits, write_bits : int
         An event that has any of these bits accesses the row, or writes it.
     """

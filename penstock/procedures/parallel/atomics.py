@@ -80,7 +80,7 @@ def _wait_a_little_form(turn: Any) -> Callable[..., Any]:
 def _instruction(
     name: str, result: Any, operands: int, generate: Callable[[Any, Any, list[Any]], Any]
 ) -> Any:
-    """Return an intrinsic whose first operand is the place of the element."""
+    """Return an intrinsic whose first operand is the position of the element."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])

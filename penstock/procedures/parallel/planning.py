@@ -209,7 +209,7 @@ class Planner:
         return self._state[self._program.tables[access.table].name].find(key)
 
     def _starts(self, sizes: list[int], events: list[npt.NDArray[Any]], begin: int, end: int) -> Numbers:
-        """Return for each access and event the place of its first slot among the slots of all accesses."""
+        """Return for each access and event the position of its first slot among the slots of all accesses."""
         starts = np.empty((len(sizes), end - begin + 1), np.int64)
         base = 0
         for row, access, size in zip(starts, self._sets.accesses, sizes, strict=True):

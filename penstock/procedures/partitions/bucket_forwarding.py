@@ -45,11 +45,11 @@ class Split:
     Attributes
     ----------
     own : ndarray
-        The places of the events that the bucket runs.
+        The positions of the events that the bucket runs.
     needed : ndarray
-        The places of the forwarded events that need rows of the bucket.
+        The positions of the forwarded events that need rows of the bucket.
     forwarded : ndarray
-        The places of the forwarded events that this bucket passes to the coordinator. Exactly one bucket
+        The positions of the forwarded events that this bucket passes to the coordinator. Exactly one bucket
         passes each event.
     own_numbers, forwarded_numbers : ndarray
         The numbers of `own` and `forwarded` among the bucket's transactions of this micro-batch.
@@ -145,7 +145,7 @@ class Forwarding:
         return EventKeys(self.program, self._route, events, self._placements, _find_nothing)
 
     def places(self, events: pa.RecordBatch) -> list[Numbers]:
-        """Return for each bucket the places of the events that need it, in their order.
+        """Return for each bucket the positions of the events that need it, in their order.
 
         An event that determines no row goes to the first bucket.
         """

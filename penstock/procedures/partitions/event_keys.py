@@ -156,7 +156,7 @@ class EventKeys:
         return np.arange(self.events.num_rows) if events is None else events, columns
 
     def by_event(self) -> tuple[Numbers, Numbers]:
-        """Return the place of each event's first partition, then their number; and the partitions."""
+        """Return the position of each event's first partition, and last their number; and the partitions."""
         starts, order, needed = self._in_order(self._distinct_partitions())
         return starts, needed[order]
 
@@ -216,7 +216,7 @@ class EventKeys:
         return values
 
     def _starts(self, origin: Origin | None) -> Numbers | None:
-        """Return the place of each event's first value, then the number of values; None if each has one."""
+        """Return the position of each event's first value, then their number; None if each has one."""
         if isinstance(origin, Found):
             return self._rows(origin)[0]
         if origin is None or not self._columns[origin].is_list:

@@ -31,7 +31,8 @@ def find_homes(starts: Numbers, partitions: Numbers, homes: Numbers) -> int:
     Parameters
     ----------
     starts : ndarray
-        The place of the first partition of each transaction, then the number of partitions.
+        The position of the first partition of each transaction; the last element is the number of
+        partitions.
     partitions : ndarray
         The partitions that transactions need.
     homes : ndarray
@@ -74,7 +75,7 @@ def forward(
     Parameters
     ----------
     starts : ndarray
-        The place of the first resource of each transaction, then the number of resources.
+        The position of the first resource of each transaction; the last element is the number of resources.
     resources : ndarray
         The numbers of resources. If two resources have the same number, more transactions may be forwarded,
         but the results are the same.
@@ -105,10 +106,11 @@ def forward(
 def find_first(
     starts: Numbers, resources: Numbers, homes: Numbers, tainted: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Return which transactions of partitions must end before the forwarded transactions begin.
+    """Return which transactions in partitions must end before the forwarded transactions begin.
 
-    Those are the transactions that need a resource of a later forwarded transaction, or of a later one that
-    must end first. All others can run at the same time as the forwarded transactions.
+    These are the transactions that need a resource of a later forwarded transaction, or of a later
+    transaction that itself must end before. All others can run at the same time as the forwarded
+    transactions.
 
     Parameters
     ----------
@@ -142,10 +144,10 @@ def order_by_home(homes: Numbers, partitions: int) -> tuple[Numbers, Numbers, Nu
     order : ndarray
         The transactions in this order.
     places : ndarray
-        The place of each transaction in `order`.
+        The position of each transaction in `order`.
     begins : ndarray
-        The place of the first forwarded transaction, then of the first transaction of each home, then the
-        number of transactions.
+        The position of the first forwarded transaction, then of the first transaction of each home; the last
+        element is the number of transactions.
     """
     begins = np.zeros(partitions + 2, np.int64)
     for i in range(homes.shape[0]):

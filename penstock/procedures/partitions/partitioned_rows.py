@@ -186,7 +186,7 @@ def find_rows(
     Returns
     -------
     starts : ndarray
-        The place of the first row of each value, then the number of rows.
+        The position of the first row of each value; the last element is the number of rows.
     rows : pyarrow.RecordBatch
         The rows in this order.
     """

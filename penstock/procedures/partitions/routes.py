@@ -26,7 +26,7 @@ class Keys:
         The origin of each column of the key, if it has one. The origin of a value of a named route is a
         column of the results of `Program.route`.
     places : tuple of int
-        The places in the key of the columns by which the table is partitioned.
+        The positions in the key of the columns by which the table is partitioned.
     """
 
     table: str

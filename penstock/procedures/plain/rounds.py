@@ -157,7 +157,8 @@ class PlainRounds(PlainTables):
         events : pyarrow.RecordBatch
             The events.
         bounds : iterable of int, optional
-            The start of each batch, then the number of events; by default each event is a batch.
+            The start of each batch; the last element is the number of events; by default each event is a
+            batch.
         """
         rows = python_rows(events)
         begins = range(len(rows) + 1) if bounds is None else [int(bound) for bound in bounds]

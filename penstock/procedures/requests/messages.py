@@ -61,7 +61,7 @@ def _text(value: object) -> str:
 
 
 def decode_values(texts: Sequence[str], schema: pa.Schema) -> tuple[pa.RecordBatch, list[int]]:
-    """Convert JSON objects to rows; also return the places of objects that do not fit and have no row.
+    """Convert JSON objects to rows; also return the positions of objects that do not fit and have no row.
 
     A name that an object lacks is null; names outside of the schema are ignored.
 

@@ -56,7 +56,7 @@ def check_batches(program: Program | PlainProgram) -> None:
 
 
 def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
-    """Return the start of each batch, then the number of events; a batch is a run of equal values.
+    """Return the start of each batch and, at the end, the number of events; a batch is a run of equal values.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
 
 
 def cut_batches(events: pa.RecordBatch, batch: str | int) -> tuple[npt.NDArray[np.int64], int]:
-    """Return the start of each complete atomic batch, then the number of events in them.
+    """Return the start of each complete atomic batch and, at the end, the number of events in them.
 
     Parameters
     ----------

@@ -34,8 +34,8 @@ class Nested:
 class Workflow:
     """Procedures and the streams between them. For each event a round runs.
 
-    A procedure runs after the procedures that emit into its stream. A procedure into whose stream no
-    procedure emits is a border procedure and takes the event; all other procedures are interior procedures.
+    A border procedure takes the event. An interior procedure takes a stream, and runs after the procedures
+    that emit into this stream.
 
     Parameters
     ----------

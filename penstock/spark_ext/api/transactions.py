@@ -206,7 +206,7 @@ class PlannedTransactions:
     Parameters
     ----------
     place : Stateful
-        The place of the transactions in the query.
+        The name, buckets and state location of the transactions.
     parcels : DataFrame
         The input.
     operator : TransactionOperator

@@ -96,9 +96,9 @@ def update_join(
     condition : str, optional
         A further condition for a match: SQL over the columns of the result.
     watermark_delay : str or timedelta, optional
-        The allowed lateness. A tuple that is older than this, relative to the newest tuple of earlier
-        micro-batches of both sides in its bucket, is dropped and counted. The default is `within`. It should
-        be at least the lead of one side over the other.
+        The allowed lateness. A tuple is dropped and counted if it is more than this older than the newest
+        tuple that its bucket got, from either side, in earlier micro-batches. The default is `within`. It
+        should be at least as long as one side may be ahead of the other.
     unit : str, optional
         The unit of an integer time: ``s``, ``ms``, ``us`` or ``ns``.
     buckets, state_location, retain_versions, name
@@ -244,7 +244,7 @@ def plan_join(
     key, time, within, condition, unit, options
         See `update_join`.
     place : Stateful
-        The operator's place.
+        The operator's name, buckets and state location.
     marks : sequence of str or None
         For each input, the column that marks its deletes.
     large : bool

@@ -103,8 +103,9 @@ def update_queue(
         first. A controller then sets the budget, and the metrics show whether the promise holds. See
         ``docs/concepts/freshness.md``.
     apply : callable, optional
-        The query, run inside the operator: a function from a ``pyarrow.Table`` of newest tuples to a table of
-        results. The query may drop or multiply rows but not drop or change the columns of their key.
+        An expensive step, run inside the operator: a function from a ``pyarrow.Table`` of newest tuples to a
+        table of results. It may drop rows or return several rows for one row, but must keep the key's
+        columns unchanged.
     output_schema : StructType or str, optional
         The schema of the results of `apply`, or its DDL; required with `apply`, and must have the key.
     buckets : int, optional
@@ -272,7 +273,7 @@ def plan_queue(
     key, time, options, source
         See `run_queue`.
     place : Stateful
-        The operator's place.
+        The operator's name, buckets and state location.
     large : bool
         Whether texts and binary values have offsets of 64 bits.
     """

@@ -42,7 +42,7 @@ __all__ = ["Coordinator"]
 class Coordinator:
     """Stage 2 of transactions over several buckets, for ``mapInArrow``. Made on the driver, used in workers.
 
-    One task of a micro-batch gets the exports of all buckets; results of buckets pass through.
+    One task of each micro-batch gets what all buckets export. It passes on results of buckets unchanged.
 
     Parameters
     ----------

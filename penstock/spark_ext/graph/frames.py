@@ -197,7 +197,7 @@ class Frames:
         return SinkInput(windows.write_directly(place, finish, target), rows.schema, readings, direct=True)
 
     def state_of(self, end: Node) -> StatePlace | None:
-        """Return the place of the state of a node's query; None if the query has no state.
+        """Return the location of the state of a node's query; None if the query has no state.
 
         Raises
         ------
@@ -307,7 +307,7 @@ class Frames:
         return replace(options, state_location=options.state_location or self._state)
 
     def _place(self, node: Node) -> Stateful:
-        """Return the place of an operator of windows."""
+        """Return the name, buckets and state location of an operator of windows."""
         return Stateful.plan(self._spark, node.state_name, self._locate(StateOptions()))
 
     def _plan_windows(self, node: Node, buckets: int) -> PlannedWindows:

@@ -41,7 +41,7 @@ HeldBySpark = Callable[[str], Held]
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """The place of an operator's state: the state location, and the operator's name in it."""
+    """The location of an operator's state: the state location, and the operator's name in it."""
 
     location: str
     name: str
@@ -84,7 +84,7 @@ def find_state(
     progress : QueryProgress
         The query's progress.
     place : StatePlace
-        The place of the operator's state.
+        The location of the operator's state.
     held_by_spark : callable, optional
         Called if only Spark can read the format of its state. If not given, the tasks find any damage.
 

@@ -193,7 +193,7 @@ def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> Da
     sides : sequence of Side
         The sides; if both have the same windows, these are computed once.
     place : Stateful
-        The place of the operator that makes the windows of both sides.
+        The name, buckets and state location of the operator that makes the windows of both sides.
     """
     left_windows, right_windows = (side.windows for side in sides)
     rows = _share(left_windows.results(place)) if left_windows is right_windows else _make(sides, place)

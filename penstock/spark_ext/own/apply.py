@@ -152,7 +152,7 @@ def plan_operator(
     operator, key, time
         See `apply`.
     place : Stateful
-        The operator's place.
+        The operator's name, buckets and state location.
     large : bool
         Whether texts and binary values have offsets of 64 bits.
     """

@@ -226,7 +226,7 @@ class WriteOptions:
     writer : str or None
         The writer's name.
     batch : int or None
-        The writer's number of a batch job's rows.
+        The number that the writer gives to the rows of a batch job.
     goal : str
         The goal of the compression; see `penstock.compression.choice.goals.goal_of`.
     unit_rows : int

@@ -31,7 +31,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Fork(CopiedQuery):
-    """A finished fork; see `CopiedQuery`.
+    """The result of a finished fork; see `CopiedQuery`.
 
     Attributes
     ----------

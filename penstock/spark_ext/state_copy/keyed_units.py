@@ -110,7 +110,7 @@ class OldUnits:
 
 
 def marks_deletes(specification: Mapping[str, Any], side: str) -> bool:
-    """Return whether a side of a join has deletes: its input ends with their mark, which is not stored."""
+    """Return whether a side of a join has deletes: whether its input ends with the mark of deletes."""
     return bool(specification.get("deletes")) and specification[side][-1:] == [_MARK]
 
 

@@ -45,7 +45,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Migrated(CopiedQuery):
-    """A finished copy with another schema; see `CopiedQuery`.
+    """The result of a finished copy to another schema; see `CopiedQuery`.
 
     Attributes
     ----------

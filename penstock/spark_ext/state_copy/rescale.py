@@ -31,7 +31,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rescaled(CopiedQuery):
-    """A finished copy with another number of buckets; see `CopiedQuery`.
+    """The result of a finished copy to another number of buckets; see `CopiedQuery`.
 
     Attributes
     ----------

@@ -61,7 +61,7 @@ _checked: set[type[Any]] = set()
 
 
 def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "") -> str:
-    """Remember an operator for the checks at its start; return its name in Spark's plans, unique here.
+    """Remember an operator for the checks at its start; return its unique name in Spark's plans.
 
     The name contains the operator's `route`, for readers of the plan.
     """

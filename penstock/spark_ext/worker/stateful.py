@@ -76,7 +76,7 @@ _HELD_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stateful:
-    """A stateful operator's place in a query. Made on the driver.
+    """A stateful operator's name, buckets and state location in a query. Made on the driver.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Stateful:
 
     @staticmethod
     def plan(spark: SparkSession, name: str, options: StateOptions, *, declared: bool = False) -> Stateful:
-        """Return the place of an operator in a query of a session.
+        """Return the name, buckets and state location of an operator in a query of a session.
 
         Raises
         ------

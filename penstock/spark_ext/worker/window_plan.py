@@ -149,7 +149,7 @@ class WindowPlan(ABC):
         Parameters
         ----------
         place : Stateful
-            The operator's place.
+            The operator's name, buckets and state location.
         parcels : DataFrame
             The output of `EntryPacker.pack`.
         columns : iterable of str
@@ -332,7 +332,7 @@ class PlannedWindows:
     columns: tuple[str, ...]
 
     def results(self, place: Stateful) -> DataFrame:
-        """Return the windows, computed in their own place."""
+        """Return the windows, computed by an operator with the name and location `place`."""
         return self.plan.results(place, self.parcels, self.columns)
 
     def fold_windows(self, place: Stateful, fold: WindowAccumulator) -> DataFrame:

@@ -58,8 +58,8 @@ class WordIndex:
     Attributes
     ----------
     table : int32 array
-        The numbers of words, at the places of their hashes. The length is a power of two, at least twice that
-        of `known`.
+        The numbers of words, at the positions of their hashes. The length is a power of two, at least twice
+        that of `known`.
     known : uint64 array
         The words by their numbers. The first `count` are set.
     numbers : int64 array

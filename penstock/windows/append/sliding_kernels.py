@@ -115,7 +115,7 @@ def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
 
 @kernel
 def lay_out(values: Any, low: Any, high: Any, at: Any, out: Any) -> None:
-    """Copy the ranges ``[low, high)`` of values to their places in `out`."""
+    """Copy the ranges ``[low, high)`` of values to their positions in `out`."""
     for i in range(low.shape[0]):
         place = at[i] - low[i]
         for j in range(low[i], high[i]):

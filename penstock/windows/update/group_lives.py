@@ -3,7 +3,7 @@
 The clock is the watermark. A group leaves at the end of the first micro-batch in which its newest pane ended
 at least the time to live before the watermark, and none of its windows waits or may still become complete.
 Later tuples of the group are in later panes. So a group that returns makes the same windows as if it had
-stayed, and no more tuples are late.
+stayed, and no additional tuple is late.
 
 Nothing is stored for a group that left: stored idle groups whose newest pane is at or before the stored
 *horizon* are ignored. As in queues (`penstock.operators.queues.expiry`), a pass over all groups finds the
@@ -97,7 +97,7 @@ class GroupLives:
             self.horizon = max(self.horizon, border - self.ttl - 1)
 
     def find(self, buffers: WindowBuffers, held: npt.NDArray[np.bool_]) -> Integers:
-        """Return the idle groups at or before the horizon.
+        """Return the idle groups whose newest pane is at or before the horizon.
 
         Parameters
         ----------

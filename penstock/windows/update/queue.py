@@ -66,10 +66,10 @@ class WindowQueue:
     """A window queue. In Spark, each instance is one bucket of the whole queue.
 
     Not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any number of times,
-    then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. Enqueuing a batch
-    has the same effect as enqueuing its entries one at a time, except for the order of keys: linecutting then
-    measures other intervals between window updates, and a key's last share in the batch also applies to its
-    earlier entries.
+    then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. Enqueuing a
+    batch has the same effect as enqueuing its entries one at a time, except for the order of keys. In a
+    batch, linecutting measures other intervals between window updates, and a key's last share also applies
+    to the key's earlier entries.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ def plan(
     """Set the partitions in which transactions run; return how many of them fit into one wave.
 
     In a wave, single-partition transactions run first, each in its partition, then the forwarded
-    transactions, and concurrently with them the late transactions. A transaction is late if the forwarded
+    transactions, and concurrently with them the late transactions. A transaction is late if all forwarded
     transactions before it only read its partition (H-Store §5.1, OP4). The wave ends before a forwarded
     transaction that needs a partition that a late transaction may write.
 

@@ -19,15 +19,17 @@ __all__ = ["Prediction", "StoredPredictor", "TransactionPredictor"]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predictions for the transactions of a call. If one is wrong, the call runs without predictions.
+    """The predictions for the transactions of a call.
+
+    If a prediction is wrong, the call is undone and runs again without predictions.
 
     Attributes
     ----------
     partitions : ndarray of uint64
         A bit for each partition that a transaction accesses (OP1 and OP2).
     written : ndarray of uint64
-        A bit for each partition that it writes. The transaction is finished with any other partition once it
-        has read the partition's rows (OP4).
+        A bit for each partition that it writes. In each other partition, it is finished once it has read its
+        rows there (OP4).
     undo : ndarray of bool
         Whether a transaction may be rejected after it has written, so that it needs an undo log (OP3).
     """

@@ -81,7 +81,7 @@ def tables_written(program: Program) -> list[str]:
 
 
 class _DeviationError(Exception):
-    """A transaction is not as predicted; `event` is its place in the call."""
+    """A transaction is not as predicted; `event` is its position in the call."""
 
     def __init__(self, event: int) -> None:
         super().__init__(event)
@@ -103,8 +103,8 @@ class PredictedRuns:
     transactions : int
         The number of transactions that ran as predicted.
     forwarded, late, without_undo : int
-        The numbers of these transactions that were forwarded; that ran in a partition after forwarded
-        transactions had finished with it, but still ran elsewhere; and that had no undo log.
+        The numbers of these transactions that were forwarded; that ran late, in a partition that forwarded
+        transactions had finished with while they still ran elsewhere; and that had no undo log.
     wrong : int
         The number of calls with a wrong prediction.
     """
@@ -147,7 +147,7 @@ class PredictedRuns:
         return results
 
     def declines(self, program: Program | PlainProgram) -> bool:
-        """Return whether the last call of a program ran without predictions, for no wrong prediction."""
+        """Return whether the last call of a program was not predicted although no prediction was wrong."""
         return program.digest in self._declined
 
     def _begin(self, program: Program, events: pa.RecordBatch) -> _Call | None:
@@ -295,7 +295,7 @@ class _Call:
         batches: list[pa.RecordBatch],
         orders: list[Numbers],
     ) -> None:
-        """Run one wave; add its results, and the places of their events."""
+        """Run one wave; add its results, and the positions of their events."""
         partitions = range(self._tables.partitions)
         groups = {home: places[(homes == home) & ~late] for home in partitions}
         early = {

@@ -1,11 +1,11 @@
-"""TPC-C: nine tables, and its five transactions, of a wholesaler with warehouses (H-Store §2, appendix).
+"""TPC-C: the nine tables and five transactions of a wholesaler with warehouses (H-Store §2, appendix).
 
 Departures from the specification, because procedures make no texts and return one value to a caller:
 
 - The terminal gets no texts. A result has the total of a new order, the customer's balance of a payment or
   order status, or the number of delivered orders or of items with low stock.
-- A payment of a customer with bad credit does not change ``data``; the specification prepends values to it
-  that the row of ``history`` has, too. ``history`` has the names of warehouse and district as two columns,
+- A payment of a customer with bad credit does not change ``data``; the specification prepends to it values
+that the row of ``history`` also has. ``history`` has the names of warehouse and district as two columns,
   and a key: the customer and the number of the payment.
 - The terminal draws the customer by last name; the procedure chooses the middle customer with this name, as
   specified.

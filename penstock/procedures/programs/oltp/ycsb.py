@@ -1,4 +1,4 @@
-"""YCSB: reads, updates, inserts and scans of one table, its workloads A to F."""
+"""YCSB, workloads A to F: reads, updates, inserts and scans of one table."""
 
 from __future__ import annotations
 
