@@ -15,6 +15,7 @@ from penstock.errors import InternalError
 from penstock.local_engine.query_log import Offset
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.operators.update_stream.operator_options import QueueOptions, WindowOptions
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.parcels import from_parcel, to_parcels
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel, ServedBucket
@@ -101,6 +102,8 @@ class LocalOperator:
         The newest committed version of each bucket with state, by label.
     waiting : set of int
         The labels of buckets in which keys wait.
+    promised_s : dict of str to float
+        The staleness that a freshness contract promises to each class of keys, in seconds.
     """
 
     def __init__(
@@ -128,6 +131,9 @@ class LocalOperator:
         self.waits = waits
         self.pointers: dict[int, Pointer] = {}
         self.waiting: set[int] = set()
+        options = getattr(operator, "options", None)
+        contract = options.contract if isinstance(options, QueueOptions | WindowOptions) else None
+        self.promised_s = {one.name: one.limit_us / 1e6 for one in contract.promises} if contract else {}
         self._parcels = parcels
         self._output = output
 

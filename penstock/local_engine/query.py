@@ -18,6 +18,7 @@ from penstock.local_engine.inputs import Input, WakeInput
 from penstock.local_engine.operators import LocalOperator, MicroBatch, Rows
 from penstock.local_engine.outputs import Output
 from penstock.local_engine.query_log import Offset, QueryLog
+from penstock.operators.freshness.overdue import OverdueTimers
 from penstock.operators.scheduling.metrics import BatchMetrics
 
 __all__ = ["LocalBatch", "LocalQuery"]
@@ -79,6 +80,8 @@ class LocalQuery:
     ----------
     newest : LocalBatch or None
         The newest micro-batch of this start.
+    overdue : OverdueTimers
+        Reports a micro-batch that runs for longer than the operator's freshness contract allows.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class LocalQuery:
         self.log = log
         self.operator = operator
         self.newest: LocalBatch | None = None
+        self.overdue = OverdueTimers(name)
         self._inputs = [*inputs, *([WakeInput()] if operator is not None and operator.waits else [])]
         self._rows = rows
         self.output = output
@@ -159,6 +163,7 @@ class LocalQuery:
             number, self.log.id, self.name, self._run, starts, ends, self._clock, wakes=self._wakes
         )
         operator = self.operator
+        self.overdue.begin({} if operator is None else operator.promised_s)
         try:
             self.output.write(self._rows(batch), self.log.id, number)
             failpoint("local.after_write")
@@ -168,6 +173,8 @@ class LocalQuery:
             if operator is not None:
                 operator.abandon()
             raise
+        finally:
+            self.overdue.end()
         if operator is None:
             self.log.commit(number, None, None)
         else:

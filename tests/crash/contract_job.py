@@ -1,7 +1,8 @@
 """A process that serves an update queue under a freshness contract into a slow table; see `contract_soak`.
 
 Usage: ``python -m tests.crash.contract_job DIRECTORY``. It prints a line of JSON for each micro-batch: what
-it delivered, and whether the promise holds. SIGTERM stops it once nothing waits.
+it delivered, and whether the promise holds. It also prints a line when a running micro-batch is overdue.
+SIGTERM stops it once nothing waits.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pyarrow as pa
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.local.pipeline import Places, open_pipeline
 from penstock.local_engine.query import LocalBatch
+from penstock.operators.freshness.overdue import Overdue
 
 __all__ = ["LIMIT_S", "MS_OF_A_ROW", "SHARE", "is_slow", "pipeline_in"]
 
@@ -91,6 +93,11 @@ def main(place: Path) -> None:
         table.delivered = []
         print(json.dumps(line), flush=True)
 
+    def say_overdue(overdue: Overdue) -> None:
+        print(json.dumps({"delivered": [], "kept": False, "overdue": overdue.name}), flush=True)
+
+    for query in running.queries:
+        query.overdue.report = say_overdue
     print(json.dumps({"started": True}), flush=True)
     while running.step(say) or not stops:
         time.sleep(_POLL_S)  # polls: another process does not announce its rows

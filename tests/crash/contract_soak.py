@@ -372,9 +372,9 @@ class _Soak:
         begin_s = self._ticks[0].at_s if self._ticks else 0.0
         lines = [
             f"updates sent {self._sent:,}, rows delivered {self._delivered:,}, kills {self._kills}, "
-            f"micro-batches {len(self._reports):,}",
+            f"reports {len(self._reports):,}",
             f"promise p{SHARE * 100:g} {LIMIT_S:g} s, measured outside: broken {broken:.1%} of the time; "
-            f"the operator says so in {told:,} micro-batches",
+            f"{told:,} reports say so",
             *self._shares_by_circumstance(),
             f"clear breaches {len(breaches)}, not reported within {_PATIENCE_S:g} s of the process's life: "
             f"{len(missed)}",

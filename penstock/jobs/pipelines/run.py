@@ -23,6 +23,7 @@ from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer, summar
 from penstock.jobs.pipelines.start import start, start_pipeline
 from penstock.jobs.session import open_session, session
 from penstock.jobs.signals import StopSignals
+from penstock.operators.freshness.overdue import OverdueTimers
 from penstock.spark_ext.api.failure import failure_of
 from penstock.spark_ext.api.metrics import (
     OBSERVATION_PREFIX,
@@ -42,6 +43,8 @@ from penstock.spark_ext.worker.restart import start_again, was_available_now
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "run_to_end"]
 
 _POLL_S = 0.25
+_LEAST_OVERDUE_S = 1.0
+"""Running batches are polled, so a shorter limit counts as this much."""
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "committed", "rejected", "waiting_keys")
 
 
@@ -77,9 +80,30 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
     return start_pipeline(spark, pipeline)
 
 
-def _new_batches(reader: ProgressReader) -> list[Batch]:
-    """Return the batches that ended since the last call, in order."""
-    return [_batch(progress) for progress in reader.new()]
+class _BatchReader:
+    """Reads each batch of a query once, and warns if a running batch is later than its contract promises."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query, self._progress = query, ProgressReader(query)
+        self._overdue = OverdueTimers(query.name or str(query.id))
+        self._promised_s: dict[str, float] = {}
+
+    def new(self) -> list[Batch]:
+        """Return the batches that ended since the last call, in order."""
+        reports = self._progress.new()
+        if reports:
+            self._promised_s = {
+                name: max(one["promised_ms"] / 1000, _LEAST_OVERDUE_S)
+                for served in batch_metrics(reports[-1])
+                for name, one in served.get("classes", {}).items()
+            }
+        status = self._query.status if self._promised_s and self._query.isActive else {}
+        runs = status.get("isTriggerActive") and status.get("isDataAvailable")
+        if reports or not runs:
+            self._overdue.end()
+        if runs and not self._overdue.active:
+            self._overdue.begin(self._promised_s)
+        return [_batch(report) for report in reports]
 
 
 def _batch(progress: StreamingQueryProgress) -> Batch:
@@ -162,7 +186,7 @@ def _follow_run(
     """Wait for one run of a query to end; return its totals, and whether keys wait for the next one."""
     spark = SparkSession.active()
     available_now = was_available_now(query)
-    reader = ProgressReader(query)
+    reader = _BatchReader(query)
     ended = False
     while True:
         failure: StreamingQueryException | None = None
@@ -173,7 +197,7 @@ def _follow_run(
             failure = error
         if signals.received is not None:
             stop_between_batches(query, spark)
-        for batch in _new_batches(reader):
+        for batch in reader.new():
             totals = totals.plus(batch)
             on_batch(batch)
             first, waits = totals.batches == 1, batch.waiting_keys > 0
@@ -187,7 +211,7 @@ def _follow_run(
             raise failure_of(failure, "the query failed", query=name) from None
         if ended or signals.received is not None:
             query.stop()  # join its thread, which may still be cleaning up
-            for batch in _new_batches(reader):
+            for batch in reader.new():
                 totals = totals.plus(batch)
                 on_batch(batch)
             return totals, available_now and drain and totals.waiting_keys > 0
@@ -200,7 +224,7 @@ def _follow_graph(
 ) -> Totals:
     """Follow a graph; see `follow`."""
     totals = Totals()
-    reader: ProgressReader | None = None
+    reader: _BatchReader | None = None
     ended = False
     while not ended:
         try:
@@ -211,8 +235,8 @@ def _follow_graph(
             running.stop()
             ended = True
         if reader is None and RESULTS in running.queries:
-            reader = ProgressReader(running.queries[RESULTS])
-        batches = [] if reader is None else _new_batches(reader)
+            reader = _BatchReader(running.queries[RESULTS])
+        batches = [] if reader is None else reader.new()
         for batch in batches:
             totals = totals.plus(batch)
             on_batch(batch)
