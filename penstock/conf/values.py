@@ -119,7 +119,7 @@ def window_duration(value: Any) -> str | None:
 
 
 def persist_of(value: Any) -> Any:
-    """Turn a persistence into auto, always or never, or a mapping from sources and operators to these."""
+    """Turn a persistence into auto, always, never, or a mapping of sources and operators to these words."""
     modes = ("auto", "always", "never")
     for mode in value.values() if isinstance(value, dict) else (value,):
         if mode not in modes:

@@ -31,7 +31,7 @@ class Choice:
     tables : ndarray of int64
         The option of each table; -1 if none is chosen yet.
     routing : ndarray of int64
-        For each procedure the position of its attribute in `Workload.attributes`; -1 if it has none.
+        For each procedure, the position of its attribute in `Workload.attributes`; -1 if it has none.
     """
 
     tables: Numbers

@@ -78,15 +78,15 @@ class Workload:
     options : tuple of tuple of TableOption
         The options of each of these tables.
     first_row : tuple of int
-        For each table the row in `masks` of its first option.
+        For each table, the row in `masks` of its first option.
     declared : ndarray of int64
         The declared option of each table.
     masks : ndarray of uint64, two-dimensional
-        For each option and record the partitions that the record needs.
+        For each option and record, the partitions that the record needs.
     fixed : ndarray of uint64
         The partitions that each record needs in any design.
     attributes : tuple of tuple of str
-        For each procedure the attributes that may route it.
+        For each procedure, the attributes that may route it.
     bases : ndarray of int8, two-dimensional
         For each entry of `attributes` and each record, its base partition; -1 if it has none.
     procedure, interval : ndarray of int32

@@ -34,7 +34,7 @@ class Observer:
     key : int64 array
         The key of each update, 0 to `keys` - 1, in the order of arrival: update i has sequence number i.
     arrived_us : int64 array
-        When each update arrived; ascending.
+        The arrival time of each update; ascending.
     keys : int
         The number of keys.
     """

@@ -63,7 +63,7 @@ class Samples:
 
     @property
     def writes(self) -> list[bool]:
-        """For each name of a query whether it writes."""
+        """For each name of a query, whether the query writes."""
         return [name.writes for name in self.trace.names]
 
 
@@ -172,7 +172,7 @@ def _judge_all(
 
 
 def measure(models: ProcedureModels, samples: Samples, threshold: float) -> Accuracy:
-    """Return the accuracy of models for transactions; the models do not learn from these."""
+    """Return the accuracy of models for transactions, from which the models do not learn."""
     trace = samples.trace
     if trace.names[: len(models.names)] != models.names:
         samples = _renamed(samples, models)

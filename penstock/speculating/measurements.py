@@ -42,11 +42,12 @@ class Measurements:
     Attributes
     ----------
     us, counted : float, int
-        When the clients had submitted everything, and the number of transactions that had ended by then.
+        The time at which the clients had submitted everything, and the number of transactions that had ended
+        by then.
     committed, speculated, restarted, rolled_back, prefetched : int
-        The numbers of transactions that ended, of speculative transactions among them, of distributed
-        transactions that started again, of speculative transactions that were undone, and of queries that ran
-        before they were requested.
+        Counts: transactions that ended; speculative transactions among them; distributed transactions that
+        started again; speculative transactions that were undone; queries that ran before they were
+        requested.
     single_us, distributed_us : list
         The latency of each transaction.
     run_us : list
@@ -57,7 +58,8 @@ class Measurements:
     held_us : dict
         The time for which distributed transactions held base and remote partitions.
     first_us : list
-        When each distributed transaction executed its first remote query, and when it had the result.
+        The time at which each distributed transaction executed its first remote query, and the time at which
+        it had the result.
     yields : list
         For each choice, the number of candidates, and the number that did not conflict.
     compared : list

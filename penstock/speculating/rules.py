@@ -5,8 +5,8 @@ conflict, but never miss one. Each rule is symmetric. The rules are computed onc
 procedures; afterwards, a check for conflicts only compares numbers.
 
 Departures from H-Store §6.5.2: two changes of one row conflict, whatever columns they write, because an undo
-restores the whole row; and an update conflicts with a range only if the range reads a column that the update
-writes, as in the rule by table.
+restores the whole row. Also, an update conflicts with a range only if the range reads a column that the
+update writes, as in the rule by table.
 """
 
 from __future__ import annotations

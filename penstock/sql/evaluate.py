@@ -1,14 +1,14 @@
 """Column-wise evaluation of expressions on Arrow tables: the reference semantics of a `Scan`.
 
-The evaluator supports a part of Spark SQL, chosen so that its results equal Spark's (ANSI mode), nulls and
-NaNs included: columns and fields, literals, comparison, boolean logic, arithmetic of numbers, ``CASE``,
-``IF``, ``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of`
-shows whether an expression is supported. Spark evaluates all other expressions, including those with special
+The evaluator supports the part of Spark SQL for which its results equal Spark's (ANSI mode), nulls and NaNs
+included: columns and fields, literals, comparison, boolean logic, arithmetic of numbers, ``CASE``, ``IF``,
+``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of` shows
+whether an expression is supported. Spark evaluates all other expressions, including expressions with special
 rules in Spark: decimals except short literals, implicit casts, and divisors that may be zero.
 
-Only integer overflow makes an expression fail. A part that may fail is evaluated only for the rows for which
-Spark evaluates it: rows that take its branch, or rows that earlier operands leave undecided. If Spark's
-optimizer may remove a failing part, Spark evaluates the expression (`penstock.sql.folding`).
+Only integer overflow makes an expression fail. A part that may fail is evaluated only for the same rows as
+in Spark: rows that take its branch, or rows that earlier operands leave undecided. If Spark's optimizer may
+remove a failing part, Spark evaluates the expression (`penstock.sql.folding`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Invariants:
 2. A version is the number of earlier commits plus one; its *parent* is the previous version.
 3. The number in a file's name is at least the version that first names the file. For a version's own file,
    the number is that version. For a snapshot, it is the last version that may adopt the snapshot, plus
-   ``retain_versions - 1``, so that its files stay while any version that may adopt it is retained. When the
+   ``retain_versions - 1``. So the snapshot's files stay while any such version is retained. When the
    snapshot's own file may exist, rule 5 alone decides when its parts are deleted.
 4. The arrival of the pointer of version v proves that v was committed. The pointers of the
    ``retain_versions`` newest versions up to v may still arrive, and for each of them the pointer of any

@@ -104,8 +104,8 @@ class Handle:
     base : int
         The number of links that form the base.
     superseded : tuple of (Version, str)
-        For each file that a snapshot replaced and that may still exist, and for the snapshot's own file: the
-        version that adopted the snapshot, and the file's name.
+        For each file that a snapshot replaced and that may still exist, and for the snapshot's own file:
+        the version that adopted the snapshot, and the file's name.
     parent : Pointer or None
         The previous version.
     snapshot : optional

@@ -53,8 +53,8 @@ class WindowLayout:
     rows : str
         The partial that counts the rows of an entry.
     assembly : Assembly, optional
-        Computes aggregates. If given, emitted windows have means and deviations instead of the partials that
-        are needed only for these.
+        Computes aggregates. If given, emitted windows have means and deviations instead of partials that
+        only the means and deviations need.
     bounds : tuple of str
         Partials that emitted windows also have: the times of the first and last row.
     """

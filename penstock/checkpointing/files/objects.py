@@ -39,11 +39,11 @@ class ObjectFiles(UriFiles):
     def _create(self, name: str, content: Content) -> None:
         """Create an object if there is no object of its name.
 
-        Steps: 1. create the object conditionally, marked with the id of this call; obstore repeats a request
-        whose reply was lost or that failed in the service, and so may find its own object; 2. if the name is
-        taken, read the mark; 3. if the mark is ours, the object is created; if there is no object, another
-        request was in flight (S3: ConditionalRequestConflict) and failed, or the object was deleted: begin
-        again.
+        Steps: 1. Create the object conditionally, marked with the id of this call. If a reply was lost or
+        the service failed, obstore repeats the request, and may then find this call's own object. 2. If the
+        name is taken, read the mark. 3. If the mark is this call's id, the object is created. If there is no
+        object, another request was in flight (S3: ConditionalRequestConflict) and failed, or the object was
+        deleted: begin again.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError

@@ -47,7 +47,7 @@ def join_words(
     Parameters
     ----------
     texts, firsts, counts : Ints
-        For each piece the index of its literal and of its first word in `begins`, and its number of words.
+        For each piece, the index of its literal and of its first word in `begins`, and its number of words.
     begins, words : Ints, Bytes
         Literals and words.
     alone : array of bool

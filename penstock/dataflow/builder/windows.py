@@ -61,10 +61,10 @@ class Windows(GraphBase):
         unit : str, optional
             The unit of an integer time since 1970-01-01T00:00:00Z: ``s``, ``ms``, ``us`` or ``ns``.
         **options
-            As in `penstock.update_window`: ``watermark_delay``, the maximum lateness of tuples, which delays
-            the closing of windows; ``mode``, which selects the emitted windows; ``delete_when``, the rows
-            that delete their group; ``late_to``, which keeps the dropped rows; and in lazy and eager mode
-            ``budget``, ``policy``, ``cost``, ``weight``, ``ttl`` and ``on_silent``.
+            As in `penstock.update_window`: ``watermark_delay``, the maximum lateness of tuples; ``mode``,
+            the choice of the emitted windows; ``delete_when``, the rows that delete their group;
+            ``late_to``, the destination of the dropped rows; and in lazy and eager mode ``budget``,
+            ``policy``, ``cost``, ``weight``, ``ttl`` and ``on_silent``.
 
         Raises
         ------

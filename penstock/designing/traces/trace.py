@@ -1,9 +1,9 @@
 """A trace of transactions: their accesses to rows as columns, for the designer (H-Store §4.2).
 
-The accesses are those that the compiler finds in a procedure's text (`declare`), with the sources of the key
-columns: attributes of the event, elements of a list, rows that an index finds, or a named route. Penstock
-places a transaction by these accesses, whichever branches it takes, so the estimated cost is the cost in
-Penstock itself. A trace may also have the rows that transactions accessed when they ran (`recorded`);
+The compiler finds the accesses in a procedure's text (`declare`), with the sources of the key columns:
+attributes of the event, elements of a list, rows that an index finds, or a named route. Penstock places a
+transaction by these accesses, whichever branches it takes, so the estimated cost is the cost in Penstock
+itself. A trace may also have the rows that transactions accessed when they ran (`recorded`);
 `benchmarks/recorded_traces.py` makes such traces.
 """
 
@@ -67,21 +67,21 @@ class Trace:
     procedures : tuple of str
         The procedures; transactions refer to them by position.
     attributes : tuple of tuple of str
-        For each procedure the attributes by which its transactions may be routed; none if Penstock routes
+        For each procedure, the attributes by which its transactions may be routed; none if Penstock routes
         them by their accesses.
     procedure : ndarray of int32
-        For each transaction its procedure.
+        For each transaction, its procedure.
     routes : ndarray of int64, two-dimensional
         For each entry of `attributes` and each transaction, the value of this attribute.
     has_route : ndarray of bool
         Whether the value exists.
     transaction, table, mode : ndarray
-        For each access its transaction, table and `Mode`.
+        For each access, its transaction, table and `Mode`.
     index : ndarray of int64
         The number of the secondary index of a `Mode.SELECT` or `Mode.FOUND`; for a `Mode.WRITE` a bit for
         each secondary index that it changes.
     values : ndarray of int64, two-dimensional
-        For each column of a key and each access its value: an integer, or the hash of a text.
+        For each column of a key and each access, the column's value: an integer, or the hash of a text.
     known : ndarray of bool
         Whether the value is known. An access with an unknown value needs all partitions of the column.
     sizes : ndarray of int64
@@ -205,7 +205,7 @@ class TraceBuilder:
             See `Trace`. An entry of `values` is None if that key column's value is not known for any of these
             accesses.
         known : list of ndarray, optional
-            For each column of `values` whether its values are known; by default they are.
+            For each column of `values`, whether its values are known; by default they are.
         """
         count = len(numbers)
         there = known or [np.full(count, column is not None) for column in values]

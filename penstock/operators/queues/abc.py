@@ -98,7 +98,7 @@ class KeyedQueue(ABC):
 
     @property
     def settled_at_us(self) -> int | None:
-        """Time up to which staleness is booked; None before the first arrival."""
+        """Time up to which staleness is counted; None before the first arrival."""
         return self.accounts.settled_at_us
 
     @property
@@ -139,10 +139,10 @@ class KeyedQueue(ABC):
 
     @abstractmethod
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Book the staleness up to now; return queue and application staleness since the last call.
+        """Count the staleness up to now; return queue and application staleness since the last call.
 
         In a stream with an arrival column a tuple may have arrived before the previous call. The next call
-        then books its whole staleness, so the sum over all calls is exact.
+        then counts its whole staleness, so the sum over all calls is exact.
         """
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class KeyAccounts:
         self.birth_us: int | None = None
         """Arrival time of the first tuple."""
         self.settled_at_us: int | None = None
-        """Time up to which staleness is booked; None before the first arrival."""
+        """Time up to which staleness is counted; None before the first arrival."""
         self.served_at_us: int | None = None
         """Time of the last dequeue, or of the first arrival at the empty queue if later."""
         self.in_service = 0
@@ -121,12 +121,12 @@ class KeyAccounts:
         self.in_service -= len(ids)
 
     def book_until(self, ids: Integers, now_us: int, *, alone: Integers) -> None:
-        """Book the staleness of waiting keys with one pending update each.
+        """Count the staleness of waiting keys with one pending update each.
 
         Parameters
         ----------
         alone : int64 array
-            The keys among `ids` without a tuple in service. For the other keys, `deliver` books the
+            The keys among `ids` without a tuple in service. For the other keys, `deliver` counts the
             staleness.
         """
         records = self.records
@@ -137,7 +137,7 @@ class KeyAccounts:
             records[booked][some] = np.maximum(records[booked][some], now_us)
 
     def book_application(self, ids: Integers, arrived_us: Integers, begin_us: Integers, now_us: int) -> None:
-        """Book application staleness from `begin_us` until now, for all keys and by class."""
+        """Count application staleness from `begin_us` until now, for all keys and by class."""
         self.application_meter.add(arrived_us, begin_us, now_us)
         if self._class_meters:
             classes = self.records["class"][ids]
@@ -172,14 +172,14 @@ class KeyAccounts:
     def book_first(
         self, meter: StalenessMeter, booked: str, ids: Integers, arrived_us: Integers, now_us: int
     ) -> None:
-        """Book staleness up to now from the first tuple of each key; later tuples add nothing."""
+        """Count staleness up to now from the first tuple of each key; later tuples add nothing."""
         keys, first = np.unique(ids, return_index=True)
         since, until = arrived_us[first], self.records[booked]
         meter.add(since, np.maximum(since, until[keys]), now_us)
         until[keys] = np.maximum(until[keys], now_us)
 
     def close_period(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Book all staleness up to now; return queue and application staleness since the last call."""
+        """Count all staleness up to now; return queue and application staleness since the last call."""
         begin = now_us if self.settled_at_us is None else self.settled_at_us
         self.settled_at_us = None if self.settled_at_us is None else max(now_us, begin)
         period_us = float(max(now_us - begin, 0))
@@ -214,6 +214,6 @@ class KeyAccounts:
         self.in_service = 0
 
     def book_restored(self, ids: Integers) -> None:
-        """Mark the staleness of waiting keys as booked up to the end of the last period."""
+        """Mark the staleness of waiting keys as counted up to the end of the last period."""
         for booked, _ in BOOKED:
             self.records[booked][ids] = self.settled_at_us or 0

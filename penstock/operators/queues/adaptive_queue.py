@@ -166,7 +166,7 @@ class AdaptiveQueue(KeyedQueue):
         accounts.records.dirty[ids] = True
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Book the staleness up to now; see `KeyedQueue.account_staleness`."""
+        """Count the staleness up to now; see `KeyedQueue.account_staleness`."""
         if parts := self._appended.held_keys():
             ids, arrived = np.concatenate(parts), np.concatenate(self._appended.arrivals())
             accounts, records = self.accounts, self.accounts.records

@@ -26,7 +26,7 @@ from penstock.state_store.tables.working_copy import TableMaker
 __all__ = ["BOOKED", "ForgetRule", "KeyRecords", "TabledKeyRecords", "is_before_horizon", "new_key_records"]
 
 BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
-"""Columns with the time up to which staleness is booked, and the columns that equal them for idle keys."""
+"""Columns with the time up to which staleness is counted, and the columns that equal them for idle keys."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
         "rows": records.num_rows,
         "waiting": waiting.num_rows,
         "birth_us": min(known("birth_us"), default=None),
-        # An earlier time would book the staleness of the later bucket twice.
+        # An earlier time would count the staleness of the later bucket twice.
         "settled_at_us": max(known("settled_at_us"), default=None),
         "served_at_us": max(known("served_at_us"), default=None),
         "cost_us": sum(costs) / len(costs) * cost_factor if costs else None,

@@ -78,7 +78,7 @@ class UpdateQueue(KeyedQueue):
     table : TableMaker, optional
         Creates the table for records of idle keys; by default records stay in memory.
     holder : KeyHolder, optional
-        Holder of more tuples of the same keys. The staleness of these tuples is booked in the same records.
+        Holder of more tuples of the same keys. The staleness of these tuples is counted in the same records.
     forgetting : ForgetRule, optional
         The rule for moving records of idle keys to the table.
     """
@@ -220,7 +220,7 @@ class UpdateQueue(KeyedQueue):
         self.accounts.deliver(ids, now_us)
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Book the staleness up to now; see `KeyedQueue.account_staleness`."""
+        """Count the staleness up to now; see `KeyedQueue.account_staleness`."""
         waiting = self._waiting_keys()
         # A key in service has a pending update older than its waiting update; `deliver` books its whole
         # staleness.

@@ -72,8 +72,8 @@ class BatchMetrics:
     state_bytes_written, state_bytes : int
         Bytes of state committed in this batch; memory of the working copies.
     loads, catch_ups, hits : int
-        Number of buckets whose state was read whole; whose cached state was caught up by deltas; whose cached
-        state was current.
+        Numbers of buckets by what happened to their state: read whole; cached and caught up by deltas;
+        cached and current.
     """
 
     rows_in: int = 0

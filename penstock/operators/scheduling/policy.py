@@ -17,9 +17,9 @@ class Policy(StrEnum):
         equally often (UpStream §5.2).
     LINECUTTING
         As IN_PLACE, but an update of a slow key (``u_k < 1 / (c * n)``) goes to the front (UpStream §5.3). n
-        is the number of waiting keys and keys in service, the key itself included: all of them are served
-        before the key's next turn. Keys that cut the line keep their order among themselves, so the queue is
-        IN_PLACE if all keys are slow.
+        is the number of waiting keys and keys in service, the key itself included, because all of them are
+        served before the key's next turn. Keys that cut the line keep their order among themselves, so the
+        queue is IN_PLACE if all keys are slow.
     FRESHEST
         The key whose service lowers weighted staleness most goes first, by its staleness and update rate
         (`penstock.operators.scheduling.schedulers.freshest_scheduler`).

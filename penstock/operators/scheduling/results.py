@@ -48,7 +48,7 @@ class Served:
     arrived_us : int64 array
         Arrival time of each key's oldest pending update.
     booked_us : int64 array
-        Time up to which each key's application staleness was booked when it was dequeued.
+        Time up to which each key's application staleness was counted when it was dequeued.
     """
 
     rows: pa.RecordBatch

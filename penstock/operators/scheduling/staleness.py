@@ -194,14 +194,14 @@ class StalenessMeter:
         self._taken = Staleness()
 
     def add(self, arrived_us: Integers, begin_us: Integers, end_us: int) -> None:
-        """Book the time from `begin_us` to `end_us` for each key. Empty stretches are ignored.
+        """Count the time from `begin_us` to `end_us` for each key. Empty stretches are ignored.
 
         Parameters
         ----------
         arrived_us : int64 array
             Arrival time of each key's oldest pending update.
         begin_us : int64 array
-            Time up to which the key's staleness is already booked.
+            Time up to which the key's staleness is already counted.
         """
         if not len(arrived_us):
             return

@@ -30,9 +30,9 @@ class Estimate:
     path : tuple of int
         The vertices that it will reach.
     masks : tuple of int
-        For each query of the path a bit for each partition that it accesses.
+        For each query of the path, a bit for each partition that it accesses.
     later : tuple of int
-        For each query of the path a bit for each partition that the following queries access.
+        For each query of the path, a bit for each partition that the following queries access.
     base : int
         The partition that the transaction will access most (OP1); -1 if it needs none.
     partitions : int
@@ -162,8 +162,9 @@ def finished(
 ) -> int:
     """Return a bit for each partition that a transaction no longer needs after its query `step` (OP4).
 
-    While a transaction follows an estimate whose partitions the event determines, these are all partitions
-    that the rest of the path does not access. Otherwise the probability table decides.
+    If the transaction follows an estimate whose partitions the event determines, the result is all
+    partitions that the rest of the path does not access. Otherwise the probability table determines the
+    result.
 
     Parameters
     ----------

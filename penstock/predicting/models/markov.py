@@ -73,7 +73,7 @@ class MarkovModel:
     partitions : int
         The number of partitions.
     writes : sequence of bool
-        For each name of a query whether it writes.
+        For each name of a query, whether the query writes.
 
     Attributes
     ----------

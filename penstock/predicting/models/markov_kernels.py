@@ -43,9 +43,9 @@ def sweep_tables(
     alone : ndarray
         Whether the transaction has accessed at most one partition at each vertex.
     scalars : ndarray, two-dimensional
-        For each vertex the probability that a transaction aborts, and that it needs only one partition.
+        For each vertex, the probability that a transaction aborts, and that it needs only one partition.
     tables : ndarray, three-dimensional
-        For each vertex and partition the probabilities that a transaction reads the partition, writes the
+        For each vertex and partition, the probabilities that a transaction reads the partition, writes the
         partition, and has finished with the partition.
     """
     greatest = 0.0

@@ -70,7 +70,7 @@ class ProcedureModels:
 
     @property
     def writes(self) -> list[bool]:
-        """For each query whether it writes."""
+        """For each query, whether it writes."""
         return [name.writes for name in self.names]
 
     def parameters(
@@ -143,7 +143,7 @@ class Predictor(StoredText):
     partitions : int
         The number of partitions.
     placements : mapping
-        For each partitioned table its column, and its ranges if it is not partitioned by the hash.
+        For each partitioned table, its column, and its ranges if it is not partitioned by the hash.
     threshold : float
         The least probability at which a prediction is used.
     procedures : list of ProcedureModels

@@ -44,13 +44,13 @@ class Graph(NamedTuple):
         The vertices of a group, the most frequent first, and the number of transactions that have reached
         each.
     accessed : ndarray of uint64
-        For each vertex a bit for each partition that its query accesses.
+        For each vertex, a bit for each partition that its query accesses.
     risk : ndarray of float64
         See `MarkovModel`.
     abort, doubt : ndarray of float64
         For each model, the probability that a transaction aborts, and that it accesses each partition.
     writes : ndarray of bool
-        For each name of a query whether it writes.
+        For each name of a query, whether the query writes.
     fixed : ndarray of uint64
         The partitions of each query whose source is `FIXED`.
     source : ndarray, two-dimensional

@@ -130,7 +130,7 @@ class Program:
     stages : tuple of str
         The procedures of a workflow in the order in which they run; empty for a procedure.
     takes : tuple of str or None
-        For each stage the stream that it takes; None for a border procedure.
+        For each stage, the stream that it takes; None for a border procedure.
     transactions : tuple of range
         The stages of each transaction.
     lookups : tuple of str or None

@@ -32,10 +32,10 @@ class Facts:
     nullable : set
         Variables that may be null, or rows that may not exist.
     deletes : dict
-        For each loop the tables from which its body deletes.
+        For each loop, the tables from which its body deletes.
     calls : dict
-        The number of each called procedure and trigger, by the number of its caller and the position of the
-        call; the number of a workflow's procedure by its place.
+        The number of each called procedure and trigger, by its caller's number and the position of the call;
+        for a workflow, the number of each procedure by its position.
     """
 
     kinds: dict[str, Kind | str] = field(default_factory=dict)

@@ -41,14 +41,14 @@ class PartitionDesign(StoredText):
     partitions : int
         The number of partitions.
     columns : mapping of str to str, tuple of str or None
-        For each table the key column or columns by which it is partitioned; None if it is replicated.
+        For each table, the key column or columns by which it is partitioned; None if it is replicated.
     ranges : mapping of str to tuple
         For each table that is partitioned by ranges, the least value of each partition but the first.
     indexes : mapping of str to tuple
-        For each table the columns of every index by which transactions find their partition. For this the
+        For each table, the columns of every index by which transactions find their partition. For this the
         indexes of all partitions are read.
     routes : mapping of str to tuple of str
-        For each procedure the values that determine the partitions of a transaction, as
+        For each procedure, the values that determine the partitions of a transaction, as
         `OpenDatabase.explain` names them.
     """
 

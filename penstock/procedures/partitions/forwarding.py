@@ -1,4 +1,4 @@
-"""The transactions of a call that run in a partition, and those that are forwarded to the coordinator."""
+"""Divide the transactions of a call: some run in a partition, the rest are forwarded to the coordinator."""
 
 from __future__ import annotations
 

@@ -111,9 +111,10 @@ def root_cause(error: BaseException) -> str:
     Returns
     -------
     str
-        The first of these that applies: the last Penstock error in the text, with the Python error that
-        caused it; the last output of a Python process that did not start; a message that a worker is late;
-        the last line of the last Python traceback; the message of Spark's last cause; Spark's own message.
+        The first item of this list that exists: the last Penstock error in the text, with the Python error
+        that caused it; the last output of a Python process that did not start; a message that a worker is
+        late; the last line of the last Python traceback; the message of Spark's last cause; Spark's own
+        message.
     """
     if is_without_answer(error):
         return "the JVM of Spark's driver does not answer: it has ended, or was killed"

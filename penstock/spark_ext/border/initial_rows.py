@@ -34,7 +34,7 @@ class InitialRows:
     Parameters
     ----------
     parcels : pyspark.Broadcast or Shared
-        For each bucket and table the rows as parcels.
+        For each bucket and table, the rows as parcels.
     """
 
     parcels: Broadcast[_Parcels] | Shared[_Parcels]

@@ -138,7 +138,7 @@ class ServedWindowBuckets(OldUnits):
             "waiting": waiting,
             "watermark": max(known("watermark"), default=None),
             "birth_us": min(known("birth_us"), default=None),
-            # An earlier time would book the staleness of the later bucket twice.
+            # An earlier time would count the staleness of the later bucket twice.
             "settled_at_us": max(known("settled_at_us"), default=None),
             "served_at_us": max(known("served_at_us"), default=None),
             "cost_us": sum(costs) / len(costs) * buckets / self.buckets if costs else None,

@@ -285,7 +285,7 @@ class WindowQueue:
             self.measured_cost_us = mean_cost(self.measured_cost_us, elapsed_us, windows)
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Book the staleness up to now; return queue and application staleness since the last call.
+        """Count the staleness up to now; return queue and application staleness since the last call.
 
         Queue staleness of a key starts at the first window end (lazy) or window start (eager) since the key
         was dequeued. Application staleness starts at the end of the oldest complete window that is newer

@@ -37,7 +37,7 @@ class DeliverableWindows(Protocol):
 
     @property
     def booked_us(self) -> Integers:
-        """Time up to which application staleness is booked."""
+        """Time up to which application staleness is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ServedWindows:
     arrived_us : int64 array
         Completion time of the oldest pending window of each key.
     booked_us : int64 array
-        Time up to which each key's application staleness is booked.
+        Time up to which each key's application staleness is counted.
     staleness_us : int64 array
         Queue staleness of each key when its window was committed.
     """

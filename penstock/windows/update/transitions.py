@@ -405,7 +405,7 @@ def finish(ids: Integers, pending_us: Integers, booked_us: Integers, state: Stat
     ----------
     pending_us, booked_us : int64 arrays
         Output: the completion time of each key's oldest pending window, and the time up to which its
-        staleness is booked.
+        staleness is counted.
     """
     key_rows, _, registers, _, _, _ = state
     for i in range(ids.shape[0]):

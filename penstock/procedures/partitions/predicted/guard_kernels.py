@@ -70,7 +70,8 @@ def plan(
     Parameters
     ----------
     masks, written : ndarray
-        For each transaction a bit for each partition that it accesses, and for each partition that it writes.
+        For each transaction, a bit for each partition that it accesses, and for each partition that it
+        writes.
     every : uint64
         All partitions.
     early : bool

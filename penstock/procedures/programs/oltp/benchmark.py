@@ -52,7 +52,7 @@ class OltpBenchmark:
     requests : callable
         Maps a scale, a number of requests and a seed to requests.
     conditions : mapping of str to str
-        For each condition that always holds, a DuckDB query that returns the rows that violate it.
+        For each condition that always holds, a DuckDB query for the rows that violate it.
     """
 
     name: str
