@@ -1,7 +1,7 @@
 """Pipelines: the whole configuration, read from a file and checked.
 
-A pipeline is ``source -> filter -> projection -> lookup -> queue -> results -> sink``, or has a union or a
-join with other streams or transactions in the queue's place, or a window and aggregates. `engine` names the
+A pipeline is ``source -> filter -> projection -> lookup -> queue -> results -> sink``, where a union, a join
+with other streams, transactions, or a window with aggregates may replace the queue. `engine` names the
 engine that runs it. `load_pipeline` reads a pipeline from YAML and reports all its problems at once. Paths
 inside a file are relative to the current directory. Nothing here imports pyspark, so checking a file starts
 no JVM.

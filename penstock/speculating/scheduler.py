@@ -226,9 +226,9 @@ class Scheduler:
     def must_restart(self, stall: Stall) -> bool:
         """Return whether a distributed transaction that is about to commit must start again (§6.3.2, §6.6.3).
 
-        The transaction must start again if it or a transaction that ran meanwhile left its estimated path,
-        and the two conflict; with ``occ``, if their accesses conflict. Transactions that ran before it
-        executed anything here, or after it had executed everything, are not checked.
+        The transaction must start again if it, or a transaction that ran meanwhile, left its estimated path
+        and the two conflict. With ``occ``, it must start again if their accesses conflict. Transactions that
+        ran before it executed anything here, or after it had executed everything, are not checked.
         """
         one = stall.transaction
         optimistic = self.mode == "occ"

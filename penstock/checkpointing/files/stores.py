@@ -54,8 +54,8 @@ def open_store(uri: str) -> tuple[Any, str]:
     Raises
     ------
     InvalidUsageError
-        If the location or one of its parameters is not possible, or this process was forked from one that
-        already used a store: the threads that serve requests do not survive a fork.
+        If the location or one of its parameters is not possible, or this process was forked from a process
+        that already used a store. The threads that serve requests do not survive a fork.
     """
     own = _stores.get(os.getpid())
     if own is None:

@@ -8,7 +8,7 @@ Invariants (docs/design/0007-p-streams.md):
 
 1. Entry n + 1 is created exclusively, by a process that has read all entries up to n. So the process takes
    these entries into account: a batch is committed once, a fenced session commits nothing, and a release
-   passes no reader that was already subscribed.
+   never goes past the progress of a subscribed reader.
 2. Entries are deleted in ascending order, and only entries before the newest start's entry. So if entry n
    still exists after a process has read or created entry n + 1, there is only one entry n + 1. If entry n is
    gone, the process may have created a second entry n + 1, which no other process will find.

@@ -1,7 +1,7 @@
 """Difference transforms: from a base, from the previous value, from a line.
 
-Followed by `ns` they are fused into one kernel (`NullSuppression`); the codecs here serve every other
-cascade, such as ``delta>run_length`` or ``base_delta>variable_byte``.
+If `ns` follows, it is fused with the transform into one kernel (`NullSuppression`); the codecs here serve
+every other cascade, such as ``delta>run_length`` or ``base_delta>variable_byte``.
 """
 
 from __future__ import annotations

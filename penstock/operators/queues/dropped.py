@@ -35,7 +35,7 @@ def find_dropped(
     ids : int64 array
         The number of each key of `arrivals`.
     accepted, newest, given_way : arrays
-        By key: whether its newest tuple is in time, whether this tuple will wait, and the number of
+        For each key, whether its newest tuple is in time, whether this tuple will wait, and the number of
         duplicates.
     horizon : int
         Keys whose last time is at most this may have left.

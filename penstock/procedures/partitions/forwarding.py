@@ -69,8 +69,9 @@ def forward(
     """Return the partition in which each transaction runs, or `FORWARDED`.
 
     A transaction is forwarded if it needs several partitions, or a resource (a row or partition) that an
-    earlier forwarded transaction needs. So all other transactions can run before the forwarded ones with the
-    results of the given order: none of them needs a resource that an earlier forwarded transaction needs.
+    earlier forwarded transaction needs. So all other transactions can run before the forwarded transactions,
+    with the same results as in the given order: none of them needs a resource that an earlier forwarded
+    transaction needs.
 
     Parameters
     ----------
@@ -108,8 +109,8 @@ def find_first(
 ) -> npt.NDArray[np.bool_]:
     """Return which transactions in partitions must end before the forwarded transactions begin.
 
-    These are the transactions that need a resource of a later forwarded transaction, or of a later
-    transaction that itself must end before. All others can run at the same time as the forwarded
+    A transaction must end before if it needs a resource of a later forwarded transaction, or of a later
+    transaction that must end before. All other transactions can run at the same time as the forwarded
     transactions.
 
     Parameters

@@ -1,8 +1,8 @@
 """Linear Road's tolls and accidents, as a workflow of two procedures (S-Store §4.7).
 
-A vehicle reports its position every 30 seconds. If it has entered a segment, it is told the segment's toll
-and whether there is an accident ahead, and pays the toll of the segment that it has left. The first report of
-a minute triggers the procedure that computes all tolls of an expressway from the previous minutes.
+A vehicle reports its position every 30 seconds. If it has entered a segment, it gets the segment's toll and
+a warning of an accident ahead, and pays the toll of the segment that it has left. The first report of a
+minute triggers the procedure that computes all tolls of an expressway from the previous minutes.
 """
 
 from __future__ import annotations

@@ -88,11 +88,12 @@ def transactions(
         Columns of `df` to add to the results.
     buckets : int, optional
         The number of buckets for the rows of tables. By default the number of shuffle partitions if each
-        transaction accesses rows of one bucket, that is, if all its keys have the same event attribute in the
-        partitioning columns of their tables; otherwise one. With more than one bucket, a transaction over
-        several buckets is forwarded to a coordinator. For this the partitioning columns of its keys must be
-        attributes of the event, elements of its lists, or values of the procedure's route. Tables without a
-        partitioning column are replicated and read-only. The number is fixed for the life of a checkpoint.
+        transaction accesses rows of one bucket, otherwise one. A transaction accesses one bucket if all its
+        keys have the same event attribute in the partitioning columns of their tables. With more than one
+        bucket, a transaction over several buckets is forwarded to a coordinator. For this the partitioning
+        columns of its keys must be attributes of the event, elements of its lists, or values of the
+        procedure's route. Tables without a partitioning column are replicated and read-only. The number is
+        fixed for the life of a checkpoint.
     initial : mapping, optional
         The initial rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
         table. Initial rows are loaded once, with the first micro-batch of a checkpoint; later starts ignore
@@ -356,7 +357,7 @@ def plan_procedure(
     route: str | None,
     initial: InitialRows | None,
 ) -> PlannedProcedure:
-    """Plan the transactions of a program over rows with the columns `given`, which are `columns` in Arrow.
+    """Plan the transactions of a program over rows with Spark's columns `given`, in Arrow `columns`.
 
     Raises
     ------

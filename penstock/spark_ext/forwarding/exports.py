@@ -1,7 +1,7 @@
 """The parcels from the buckets of a micro-batch to its coordinator.
 
-A bucket passes on the forwarded transactions that it counts, the rows that any forwarded transactions need,
-and a note with its new version.
+A bucket passes on the forwarded transactions that it counts, all of its rows that forwarded transactions
+need, and a note that names its new version.
 """
 
 from __future__ import annotations

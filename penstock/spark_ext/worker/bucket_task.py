@@ -122,9 +122,9 @@ class TaskShare:
     query_id : str
         The query.
     other_attempts : callable
-        Returns the facts that other attempts at this micro-batch have stored with their state. It returns
-        nothing once this process has served the bucket in this run of the query, because other runs made no
-        later attempts.
+        Returns the facts that other attempts at this micro-batch have stored with their state. Once this
+        process has served the bucket in this run of the query, it returns nothing, because no other run can
+        have made a later attempt.
     """
 
     bucket: int

@@ -252,8 +252,8 @@ class WindowQueue:
 
         Lazy mode serves the newest complete window of up to `limit` keys, in policy order. Eager mode first
         serves committed windows that are complete, in the order in which their keys became READY. Then it
-        commits to the windows of more keys, up to `limit` less the complete windows that remain, and serves
-        the complete windows among them. Call it while `servable` > 0.
+        commits to windows of more keys: at most `limit` minus the number of complete windows that remain. It
+        serves the complete windows among them. Call it while `servable` > 0.
         """
         limit, buffers = max(limit, 0), self.buffers
         with buffers.state() as state:
