@@ -26,6 +26,7 @@ from penstock.conf.values import (
     delay_of,
     empty_section,
     persist_of,
+    queue_cost_of,
     sql,
     texts,
     trigger_of,
@@ -245,7 +246,7 @@ class Queue(Section):
     output_schema: Text | None = None
     buckets: int | None = Field(default=None, ge=1)
     arrival: Text | None = None
-    cost: Annotated[str | None, BeforeValidator(cost_of)] = None
+    cost: Annotated[str | None, BeforeValidator(queue_cost_of)] = None
     weight: Weight = None
     nulls: Nulls = "error"
     combine: Literal["auto", True, False] = "auto"

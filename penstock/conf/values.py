@@ -210,6 +210,15 @@ def cost_of(value: Any) -> str | None:
     return None if value is None else duration_of(value, least_us=1)
 
 
+COST_BY_KEY = "by key"
+"""The cost of a tuple of a queue that measures the cost of each key."""
+
+
+def queue_cost_of(value: Any) -> str | None:
+    """Check the cost of a tuple of a queue, which may be measured by key."""
+    return str(value) if value == COST_BY_KEY else cost_of(value)
+
+
 def weight_of(value: Any) -> Any:
     """Check the name of a column, or weights by the value of the key."""
     hint = "write the name of a numeric column, or a positive number for each key, such as {GOOG: 10}"

@@ -132,8 +132,10 @@ class KeyedQueue(ABC):
     def deliver(self, served: Served, now_us: int) -> None:
         """Record that the results of dequeued tuples have reached the application."""
 
-    def observe_cost(self, elapsed_us: float, tuples: int) -> None:
-        """Record that serving `tuples` tuples took `elapsed_us`."""
+    def observe_cost(self, elapsed_us: float, tuples: int, ids: Integers | None = None) -> None:
+        """Record that serving `tuples` tuples took `elapsed_us`; `ids` are the served keys, if known."""
+        if self.stream.costs_by_key and ids is not None:
+            self.accounts.observe_costs(ids, elapsed_us, self.measured_cost_us)
         if tuples > 0:
             self.measured_cost_us = mean_cost(self.measured_cost_us, elapsed_us, tuples)
 

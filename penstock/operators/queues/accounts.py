@@ -11,8 +11,9 @@ from penstock.checkpointing.fields import Fields
 from penstock.operators.freshness.controller import ControllerState
 from penstock.operators.queues.key_records import BOOKED, ForgetRule, new_key_records
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.scheduling.rates import mean_interval
+from penstock.operators.scheduling.rates import correct_costs, mean_interval
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
+from penstock.operators.scheduling.weights import ONE
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import Integers, UpdateStream
 from penstock.state_store.tables.working_copy import TableMaker
@@ -78,6 +79,9 @@ class KeyAccounts:
             stored.append("deleted")
         if classes:
             stored.append("class")
+        if stream.costs_by_key:
+            columns["cost_us"] = 0.0  # 0: unknown
+            stored.append("cost_us")
         self._policy = policy
         self.records = new_key_records(stream, columns, stored, table, forgetting)
         self.queue_meter = StalenessMeter()
@@ -163,6 +167,24 @@ class KeyAccounts:
         records["seen_us"][ids] = now_us
         records.dirty[ids] = True
         return interval
+
+    def observe_costs(self, ids: Integers, elapsed_us: float, mean_us: float | None) -> None:
+        """Correct the cost of each of these keys, which were served together in `elapsed_us`.
+
+        `mean_us` is the mean cost of a tuple, for keys whose cost is unknown.
+        """
+        costs = self.records["cost_us"]
+        costs[ids] = correct_costs(costs[ids], elapsed_us, mean_us)
+        self.records.dirty[ids] = True
+
+    def discount(self, ids: Integers, shares: Integers | None, mean_us: float | None) -> Integers | None:
+        """Return the shares of keys whose weights are divided by the keys' costs, if costs are by key."""
+        if not self.records.has("cost_us") or mean_us is None:
+            return shares
+        costs = self.records["cost_us"][ids]
+        known = np.where(costs > 0.0, costs, mean_us)
+        root = np.sqrt(mean_us / known) * (ONE if shares is None else shares)
+        return np.maximum(np.rint(root), 1).astype(np.int64)
 
     def count_classes(self, mask: npt.NDArray[np.bool_]) -> list[int]:
         """Return the number of keys of each class among the keys that `mask` marks by number."""

@@ -28,7 +28,7 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.scheduling.staleness import Staleness
-from penstock.operators.scheduling.weights import KeyWeights, column_shares
+from penstock.operators.scheduling.weights import KeyWeights, find_shares
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.dropped import DUPLICATE, DroppedTuples
 from penstock.operators.update_stream.stream import (
@@ -97,7 +97,7 @@ class UpdateQueue(KeyedQueue):
     ) -> None:
         super().__init__(stream, policy, KeyAccounts(stream, policy, table, forgetting), cost_us, weights)
         self.memory = PagedMemory(page_rows)
-        weighted = weights is not None or stream.weight is not None
+        weighted = weights is not None or stream.weight is not None or stream.costs_by_key
         self._queue = new_scheduler(policy, weighted=weighted)
         self._payload = pa.schema([stream.schema.field(name) for name in stream.payload])
         self._rows = RowStore(self._payload)
@@ -170,8 +170,9 @@ class UpdateQueue(KeyedQueue):
         self._rows.put(records["location"][ids], self._payload_of(arrivals.rows, indices))
         interval = interval[newest[accepted]]
         cost = np.inf if self.cost_us is None else self.cost_us
-        shares = self._shares(arrivals.rows, keys)
+        shares = find_shares(self.stream, self.weights, arrivals.rows, keys)
         shares = None if shares is None else shares[indices]
+        shares = self.accounts.discount(ids, shares, self.measured_cost_us)
         self._queue.arrive(ids, resident, interval, cost, self._load(), shares, arrived[indices])
         records.dirty[ids] = True
         return Enqueued(total, conflated, late, duplicates)
@@ -419,12 +420,6 @@ class UpdateQueue(KeyedQueue):
                 # Staleness may have been booked while the holder had another tuple of the key.
                 begin = np.maximum(begin, records[booked][ids])
             records[booked][ids] = begin
-
-    def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers | None:
-        """Return the shares of keys by weight; None if there are no weights."""
-        if self.weights is not None:
-            return self.weights.shares(keys)
-        return None if self.stream.weight is None else column_shares(self.stream, rows)
 
     def _load(self) -> int:
         size = len(self._records)

@@ -75,8 +75,8 @@ class ServedQueue(Protocol[A_contra]):
     def deliver(self, served: Served, now_us: int) -> None:
         """Record that results have reached the application."""
 
-    def observe_cost(self, elapsed_us: float, tuples: int) -> None:
-        """Record the time that serving tuples took."""
+    def observe_cost(self, elapsed_us: float, tuples: int, ids: Integers | None = None) -> None:
+        """Record the time that serving tuples took, of the keys `ids` if given."""
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Return queue and application staleness since the last call."""
@@ -262,7 +262,7 @@ def serve(
         results = query.run(queue, served)
         end = clock()
         if timed:
-            queue.observe_cost((end - begin) * buckets_per_task, used)
+            queue.observe_cost((end - begin) * buckets_per_task, used, served.ids)
         if control is None:
             queue.deliver(served, end)
         else:

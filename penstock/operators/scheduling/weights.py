@@ -17,7 +17,7 @@ from penstock.operators.update_stream.stream import Integers, UpdateStream
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import KeyCodec, Keys
 
-__all__ = ["ONE", "GroupKey", "KeyWeights", "column_shares", "shares_of"]
+__all__ = ["ONE", "GroupKey", "KeyWeights", "find_shares", "shares_of"]
 
 ONE = 1 << 20
 """The share of a key of weight 1. Shares are integers, so that their sums are exact."""
@@ -125,7 +125,16 @@ class KeyWeights:
         return shares
 
 
-def column_shares(stream: UpdateStream, rows: pa.RecordBatch) -> Integers:
-    """Return the shares of rows from the weight column, which `UpdateStream.find_unusable` has checked."""
-    weights = pc.cast(rows.column(stream.weight), pa.float64(), safe=False)
-    return shares_of(weights.to_numpy(zero_copy_only=False))
+def find_shares(
+    stream: UpdateStream, weights: KeyWeights | None, rows: pa.RecordBatch, keys: Keys
+) -> Integers | None:
+    """Return the shares of rows by key or from the weight column; None if there are no weights.
+
+    `UpdateStream.find_unusable` has checked the column.
+    """
+    if weights is not None:
+        return weights.shares(keys)
+    if stream.weight is None:
+        return None
+    numbers = pc.cast(rows.column(stream.weight), pa.float64(), safe=False)
+    return shares_of(numbers.to_numpy(zero_copy_only=False))

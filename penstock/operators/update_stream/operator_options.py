@@ -24,8 +24,10 @@ from penstock.operators.update_stream.choices import Semantics, WindowMode
 from penstock.operators.update_stream.deletes import delete_conditions, parse_delete_when
 from penstock.operators.update_stream.lives import Ttl, check_lives
 from penstock.operators.update_stream.options import (
+    BY_KEY,
     Budget,
     budget_of,
+    check_cost,
     check_options,
     cost_of,
     parse_choice,
@@ -209,7 +211,7 @@ class QueueOptions(StateOptions):
         if self.apply is not None and self.output_schema is None:
             raise InvalidUsageError("apply needs output_schema, the schema of its results")
         budget_of(self.budget, timed=self.apply is not None)
-        cost_of(self.cost)
+        check_cost(self.cost, self.policy, self.semantics, self.apply)
         weight_of(self.weight)
         check_contract(self.contract, self.budget)
         if self.contract is not None:
@@ -259,7 +261,12 @@ class QueueOptions(StateOptions):
     @property
     def cost_us(self) -> int | None:
         """The cost of a tuple in microseconds; None if it is measured."""
-        return cost_of(self.cost)
+        return None if self.costs_by_key else cost_of(self.cost)
+
+    @property
+    def costs_by_key(self) -> bool:
+        """Whether the cost of each key is measured."""
+        return self.cost == BY_KEY
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from penstock.operators.update_stream.operator_options import WindowOptions
 
 __all__ = [
+    "BY_KEY",
     "Budget",
     "budget_of",
     "check_by_key",
     "check_column",
+    "check_cost",
     "check_options",
     "check_weight",
     "cost_of",
@@ -92,6 +94,30 @@ def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
             hint="pass a number of rows instead",
         )
     return Budget(duration_us=duration_us)
+
+
+BY_KEY = "by key"
+"""The cost of a tuple of a queue that measures the cost of each key."""
+
+
+def check_cost(cost: str | None, policy: str, semantics: str, apply: object) -> None:
+    """Check the cost of a tuple of a queue with these options.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the cost is not a duration, or is measured by key without `apply`, or with another policy or other
+        semantics.
+    """
+    if cost != BY_KEY:
+        cost_of(cost)
+    elif apply is None:
+        raise InvalidUsageError("costs by key are times of apply=, which is missing", cost=BY_KEY)
+    elif policy != "freshest" or semantics != "update":
+        raise InvalidUsageError(
+            "costs by key need policy='freshest' and update semantics",
+            cost=BY_KEY, policy=policy, semantics=semantics,
+        )  # fmt: skip
 
 
 def cost_of(cost: str | None) -> int | None:

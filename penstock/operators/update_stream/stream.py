@@ -53,6 +53,8 @@ class UpdateStream:
         A boolean column without nulls that marks deletes, if the records of keys keep these marks.
     classes : KeyClasses, optional
         The classes of keys that a freshness contract distinguishes.
+    costs_by_key : bool
+        Whether the records of keys keep the measured cost of each key.
 
     Raises
     ------
@@ -68,6 +70,7 @@ class UpdateStream:
     weight: str | None = None
     deleted: str | None = None
     classes: KeyClasses | None = None
+    costs_by_key: bool = False
     codec: KeyCodec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -115,7 +115,8 @@ def update_queue(
         A timestamp column with the arrival time of a tuple, from which staleness is measured. By default a
         tuple arrives with its micro-batch.
     cost : str, optional
-        The time that one tuple costs, such as ``"2ms"``, for linecutting; measured by default.
+        The time that one tuple costs, such as ``"2ms"``, for linecutting; measured by default. With
+        ``"by key"`` the policy freshest measures the cost of each key; this needs `apply`.
     weight : str or mapping, optional
         The weight of each key, positive and finite: a numeric column, whose value in the newest tuple is
         used, or a mapping from values of the key (of one column) to weights; other keys have weight 1.
@@ -289,7 +290,7 @@ def plan_queue(
     deleted = DELETED_COLUMN if lives_end and _marks_deletes(arrow_columns) else None
     stream = UpdateStream(
         arrow_columns, key_columns(key, schema), time, options.arrival, source, column, deleted,
-        None if options.contract is None else KeyClasses.of(options.contract),
+        None if options.contract is None else KeyClasses.of(options.contract), options.costs_by_key,
     )  # fmt: skip
     columns = StructType([one for one in schema if one.name != source])
     output = _output_schema(columns, options, declared=place.declared)

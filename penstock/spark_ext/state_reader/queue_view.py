@@ -121,6 +121,7 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
         weight if isinstance(weight, str) else None,
         DELETED_COLUMN if specification.get("remembers_deletes") else None,
         KeyClasses("NULL", tuple(specification["classes"])) if specification.get("classes") else None,
+        specification.get("cost") is not None,
     )
     policy = Policy(specification["policy"])
     if shown == _APPENDED:

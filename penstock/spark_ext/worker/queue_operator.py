@@ -89,6 +89,8 @@ class QueueOperator:
             "remembers_deletes": True if self.stream.deleted else None,
             # Records of keys hold the numbers of their classes.
             "classes": None if self.stream.classes is None else list(self.stream.classes.names),
+            # Records of keys hold their costs.
+            "cost": self.options.cost if self.stream.costs_by_key else None,
         }
 
     @property

@@ -237,7 +237,7 @@ class UpdateWindows:
         """Record that results have reached the application."""
         self._queue.deliver(served, now_us)
 
-    def observe_cost(self, elapsed_us: float, tuples: int) -> None:
+    def observe_cost(self, elapsed_us: float, tuples: int, ids: Integers | None = None) -> None:
         """Record the time that serving windows took."""
         self._queue.observe_cost(elapsed_us, tuples)
 

@@ -10,7 +10,8 @@ s, a cycle takes ``1/u + s`` on average and costs ``w s**2 / 2 + C``. Cost per t
     w s (s / 2 + 1 / u)
 
 and this price, divided by the cost of a service, is the key's *index*. The index rises with s, so the key
-with the greatest index goes first. Tuples of a queue cost the same, so the cost is left out.
+with the greatest index goes first. Only relative costs matter. A queue that measures the cost of each key
+divides the weight by it; other queues leave the cost out.
 
 - H. Tang, J. Wang, Z. Tang, J. Song, "Scheduling to Minimize Age of Synchronization in Wireless Broadcast
   Networks with Random Updates", IEEE Transactions on Wireless Communications, 2020: an index in slotted time,
