@@ -95,7 +95,7 @@ class CostModel:
         self.designs = 0
 
     def masks(self, tables: Numbers) -> Masks:
-        """Return the partitions that each record needs with the chosen tables."""
+        """Return the partitions that each record needs with the chosen tables; see `Workload.masks`."""
         out = self.workload.fixed.copy()
         for table, option in enumerate(tables.tolist()):
             if option >= 0:
@@ -105,13 +105,15 @@ class CostModel:
     def bound(self, masks: Masks) -> float:
         """Return the least cost of a design that needs at least these partitions."""
         self.designs += 1
-        return self._total(self._coordination(*count_distributed(masks, self.workload.weights)), 0.0)
+        workload = self.workload
+        counts = count_distributed(masks[: workload.records], workload.weights)
+        return self._total(self._coordination(*counts), 0.0)
 
     def cost(self, masks: Masks, routing: Numbers) -> Cost:
         """Return the cost of a complete design by the masks of its tables."""
         self.designs += 1
         workload = self.workload
-        add_bases(masks, workload.bases, routing, workload.procedure, self._based)
+        self._add_bases(masks, routing, self._based)
         accessed, distributed = count_loads(
             self._based, workload.weights, workload.interval, workload.partitions, self._loads
         )
@@ -147,9 +149,13 @@ class CostModel:
     def needed(self, choice: Choice) -> Masks:
         """Return the partitions of each record, base partitions included."""
         out = np.empty(self.workload.records, np.uint64)
-        workload = self.workload
-        add_bases(self.masks(choice.tables), workload.bases, choice.routing, workload.procedure, out)
+        self._add_bases(self.masks(choice.tables), choice.routing, out)
         return out
+
+    def _add_bases(self, masks: Masks, routing: Numbers, out: Masks) -> None:
+        workload = self.workload
+        every = np.uint64((1 << workload.partitions) - 1)
+        add_bases(masks, workload.bases, routing, workload.procedure, workload.declared_place, every, out)
 
     def speed_up(self, choice: Choice) -> float:
         """Estimate the throughput with a thread for each partition, as a multiple of one partition's.

@@ -43,14 +43,45 @@ def merge(masks: Masks, row: Masks, out: Masks) -> None:
 
 @kernel
 def add_bases(
-    masks: Masks, bases: npt.NDArray[np.int8], routing: Numbers, procedure: npt.NDArray[np.int32], out: Masks
+    masks: Masks,
+    bases: npt.NDArray[np.int8],
+    routing: Numbers,
+    procedure: npt.NDArray[np.int32],
+    declared: Numbers,
+    every: np.uint64,
+    out: Masks,
 ) -> None:
-    """Write masks with the base partition of each record to `out`; -1 in `routing` or `bases` means none."""
-    for i in range(masks.shape[0]):
+    """Write the partitions of each record, with its base partition, to `out`.
+
+    Parameters
+    ----------
+    masks : ndarray
+        The masks of the records, then those of `declared`.
+    bases : ndarray, two-dimensional
+        For each route and record its base partition; -1 if it has none.
+    routing : ndarray
+        The route of each procedure; -1 if it has none.
+    procedure : ndarray
+        The procedure of each record.
+    declared : ndarray
+        The place in `masks` of what the record needs if no attribute routes it; -1 if that is the same. Such
+        a record needs all partitions if an attribute routes it wrong.
+    every : uint64
+        All partitions.
+    out : ndarray
+        The result.
+    """
+    for i in range(out.shape[0]):
         mask = masks[i]
         place = routing[procedure[i]]
-        if place >= 0 and bases[place, i] >= 0:
+        is_based = place >= 0 and bases[place, i] >= 0
+        if is_based:
             mask |= np.uint64(1) << np.uint64(bases[place, i])
+        if declared[i] >= 0:
+            if not is_based:
+                mask = masks[declared[i]]
+            elif _bits(mask) > 1:
+                mask = every
         out[i] = mask
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.designing.cost import CostModel
 from penstock.designing.initial import declared_choice
 from penstock.designing.result import DesignResult
 from penstock.designing.search import Limits, Progress, search
+from penstock.designing.traces.actual import add_actual_accesses
 from penstock.designing.traces.log import read_log_and_tables
 from penstock.designing.traces.trace import Request, declare
 from penstock.designing.workload import Workload
@@ -47,7 +48,9 @@ def design(
 
     Each table is partitioned by one key column (by hash or by ranges) or by two key columns, or it is
     replicated. The choice lets few transactions need several partitions, and gives all partitions about the
-    same load. Nothing runs and nothing is written. Ctrl-C ends the search with the best design so far.
+    same load. If events do not determine which rows a procedure accesses, the design may name an attribute
+    that mostly leads to their partition. Nothing is written. Ctrl-C ends the search with the best design so
+    far.
 
     Parameters
     ----------
@@ -60,8 +63,8 @@ def design(
         The directory of a database. The requests are the calls since the database's newest version. Another
         process may have the database open meanwhile.
     tables : mapping, optional
-        With `requests`, the rows of the tables before the requests, in which indexes find rows. With `log`,
-        the rows come from the log.
+        With `requests`, the rows of the tables before the requests, in which indexes find rows, and over
+        which procedures with unknown keys run in Python. With `log`, the rows come from the log.
     partitions : int
         The number of partitions, 2 to 64.
     seconds : float
@@ -105,7 +108,7 @@ def design(
             "a trace comes from requests or from a log", hint="give one of requests= and log="
         )
     rows: TableSet | None = None
-    calls: Sequence[Request] | Iterable[Request]
+    calls: Iterable[Request]
     if log is not None:
         if tables is not None:
             raise InvalidUsageError("a log has the rows of tables", hint="leave out tables=")
@@ -119,7 +122,10 @@ def design(
             "only a log or rows tell the sizes of tables",
             hint="give log= or tables=, or leave out memory_bytes=",
         )
+    calls = list(calls)
     trace = declare(database, calls, rows)
+    if rows is not None:
+        trace = add_actual_accesses(trace, calls, rows)
     if type(partitions) is int and type(intervals) is int and partitions > 0 and intervals > 0:
         intervals = min(intervals, max(trace.transactions // (TRANSACTIONS_PER_PARTITION * partitions), 1))
     workload = Workload.encode(trace, partitions, intervals)

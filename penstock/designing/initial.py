@@ -51,11 +51,12 @@ def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
 
 
 def declared_choice(workload: Workload) -> Choice:
-    """Return the design that the tables declare."""
+    """Return the design that the tables declare; only recorded traces have routes without a design."""
     masks = workload.fixed.copy()
     for table, option in enumerate(workload.declared.tolist()):
         masks |= workload.row(table, option)
-    return Choice(workload.declared.copy(), route_by_frequency(workload, masks))
+    routing = route_by_frequency(workload, masks)
+    return Choice(workload.declared.copy(), routing if workload.trace.recorded else np.minimum(routing, 0))
 
 
 def _starts(model: CostModel) -> Iterator[Numbers]:
@@ -140,7 +141,8 @@ def route_by_frequency(workload: Workload, masks: Masks) -> Numbers:
     for procedure, names in enumerate(workload.attributes):
         if names:
             chosen = workload.procedure == procedure
-            bases, needed, weights = workload.bases[:, chosen], masks[chosen], workload.weights[chosen]
+            bases, weights = workload.bases[:, chosen], workload.weights[chosen]
+            needed = masks[: workload.records][chosen]
             bits = np.uint64(1) << np.maximum(bases, 0).astype(np.uint64)
             fits = (((bits & needed) != 0) & (bases >= 0)) @ weights
             routing[procedure] = int(np.argmax(fits[: len(names)]))

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.search import Found
 from penstock.designing.traces.trace import Trace
-from penstock.designing.workload import TableOption
+from penstock.designing.workload import TableOption, Workload
 from penstock.procedures.partitions.design import PartitionColumns, PartitionDesign
-from penstock.procedures.partitions.placement import place_tables
+from penstock.procedures.partitions.placement import Placement, place_tables
+from penstock.procedures.partitions.predicted.routing import routing_obstacle
 from penstock.procedures.partitions.routes import Route, find_route
 
 __all__ = ["DesignResult", "describe_option"]
@@ -51,21 +52,11 @@ class DesignResult:
     """
 
     def __init__(self, model: CostModel, found: Found, declared: Choice) -> None:
-        self._model, self._choice = model, found.choice
+        self._model, self._choice = model, _without_unused_routes(model, found.choice)
         self.designs, self.seconds, self.interrupted = found.designs, found.seconds, found.interrupted
-        self.cost, self.declared_cost = found.cost, model.measure(declared)
-        self.speed_up, self.declared_speed_up = model.speed_up(found.choice), model.speed_up(declared)
-        workload = model.workload
-        trace = workload.trace
-        columns: dict[str, PartitionColumns] = {spec.name: spec.partition_by for spec in trace.tables}
-        options = [self.option(table) for table in range(len(workload.options))]
-        chosen = dict(zip(workload.names, options, strict=True))
-        self.design = PartitionDesign(
-            trace.database.name,
-            workload.partitions,
-            columns | {name: option.column for name, option in chosen.items()},
-            {name: option.ranges for name, option in chosen.items() if option.ranges is not None},
-        )
+        self.cost, self.declared_cost = model.measure(self._choice), model.measure(declared)
+        self.speed_up, self.declared_speed_up = model.speed_up(self._choice), model.speed_up(declared)
+        self.design = _design_tables(model, self._choice)
         self._routes = self._find_routes()
         indexes: dict[str, dict[tuple[str, ...], None]] = {}
         for routes in self._routes.values():
@@ -77,6 +68,7 @@ class DesignResult:
             indexes={name: tuple(found) for name, found in indexes.items()},
             routes={name: routes[0].partitions for name, routes in self._routes.items()
                     if len(set(routes)) == 1 and routes[0].keys},
+            routing=_routing(model.workload, self._choice),
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -157,9 +149,7 @@ class DesignResult:
 
     def _find_routes(self) -> dict[str, list[Route]]:
         """Return the routes of each procedure's programs with the tables of the design."""
-        database, design = self.trace.database, self.design
-        specs = {spec.name: spec for spec in design.apply(database.name, database.tables.values())}
-        placements = place_tables(specs, design.partitions, design.ranges, design.several)
+        database, placements = self.trace.database, _place_design(self._model, self.design)
         return {
             name: [find_route(one, placements) for one in database.procedures[name].programs]
             for name in self.trace.procedures
@@ -193,8 +183,61 @@ class DesignResult:
             routes = ["all partitions: it is a workflow"]
             if name in self._routes:
                 routes = [route.describe() for route in self._routes[name]]
+            if (attribute := self.design.routing.get(name)) is not None:
+                routes.append(
+                    f"first in the partition of {attribute}; over all partitions if it needs others"
+                )
             yield f"  {name}: {share}"
             yield from (f"    {route}" for route in dict.fromkeys(routes))
+
+
+def _design_tables(model: CostModel, choice: Choice) -> PartitionDesign:
+    """Return the design of the tables, without routes."""
+    workload = model.workload
+    trace = workload.trace
+    columns: dict[str, PartitionColumns] = {spec.name: spec.partition_by for spec in trace.tables}
+    chosen = {
+        name: options[place]
+        for name, options, place in zip(workload.names, workload.options, choice.tables.tolist(), strict=True)
+    }
+    return PartitionDesign(
+        trace.database.name,
+        workload.partitions,
+        columns | {name: option.column for name, option in chosen.items()},
+        {name: option.ranges for name, option in chosen.items() if option.ranges is not None},
+    )
+
+
+def _place_design(model: CostModel, design: PartitionDesign) -> dict[str, Placement]:
+    database = model.workload.trace.database
+    specs = {spec.name: spec for spec in design.apply(database.name, database.tables.values())}
+    return place_tables(specs, design.partitions, design.ranges, design.several)
+
+
+def _routing(workload: Workload, choice: Choice) -> dict[str, str]:
+    """Return the routing attribute of each procedure that has one; routes of recorded traces are not used."""
+    if workload.trace.recorded:
+        return {}
+    return {
+        name: names[place]
+        for name, names, place in zip(
+            workload.trace.procedures, workload.attributes, choice.routing.tolist(), strict=True
+        )
+        if place > 0
+    }
+
+
+def _without_unused_routes(model: CostModel, choice: Choice) -> Choice:
+    """Return a choice without the routing attributes that a database cannot use with these tables."""
+    workload = model.workload
+    database = workload.trace.database
+    routing = choice.routing.copy()
+    placements = _place_design(model, _design_tables(model, choice))
+    for name in _routing(workload, choice):
+        programs = database.procedures[name].programs
+        if any(routing_obstacle(program, placements) is not None for program in programs):
+            routing[workload.trace.procedures.index(name)] = 0
+    return Choice(choice.tables, routing)
 
 
 def describe_option(option: TableOption) -> str:

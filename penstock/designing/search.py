@@ -132,7 +132,7 @@ class _Search:
         self._model, self._seed, self._limits, self._progress = model, seed, limits, progress
         workload = model.workload
         self._tables = len(workload.options)
-        self._levels = [np.empty(workload.records, np.uint64) for _ in range(self._tables)]
+        self._levels = [np.empty_like(workload.fixed) for _ in range(self._tables)]
         by_procedure = np.bincount(workload.procedure, workload.weights, len(workload.attributes))
         self._procedures = np.argsort(-by_procedure, kind="stable").tolist()
         trace = workload.trace

@@ -82,9 +82,12 @@ class Workload:
     declared : ndarray of int64
         The declared option of each table.
     masks : ndarray of uint64, two-dimensional
-        For each option and record, the partitions that the record needs.
+        For each option and record, the partitions that the record needs; then, for each record of
+        `declared_place`, the partitions that it needs if no attribute routes it.
     fixed : ndarray of uint64
-        The partitions that each record needs in any design.
+        The partitions that each record needs in any design, and after these the same for `declared_place`.
+    declared_place : ndarray of int64
+        For each record of `Trace.actual` its second place in `masks`; -1 for other records.
     attributes : tuple of tuple of str
         For each procedure, the attributes that may route it.
     bases : ndarray of int8, two-dimensional
@@ -113,6 +116,7 @@ class Workload:
     declared: Numbers
     masks: Masks
     fixed: Masks
+    declared_place: Numbers
     attributes: tuple[tuple[str, ...], ...]
     bases: npt.NDArray[np.int8]
     procedure: npt.NDArray[np.int32]
@@ -180,28 +184,46 @@ class Workload:
         count = trace.transactions
         interval = (np.arange(count) * intervals // count).astype(np.int32)
         encoder = _Encoder(trace, partitions, interval)
+        # The accesses of a run; the declared accesses count if no attribute routes a transaction.
+        actual = None if trace.actual is None else _Encoder(trace.actual, partitions, interval)
         tables = tuple(int(place) for place in np.unique(trace.table) if place != ANY_TABLE)
         if options is not None:
             tables = tuple(place for place, spec in enumerate(trace.tables) if spec.name in options)
         chosen, rows, declared = [], [], []
         for place in tables:
             spec = trace.tables[place]
-            found = encoder.options(place, None if options is None else options[spec.name])
+            found = encoder.options(place, None if options is None else options[spec.name], actual)
             chosen.append(tuple(found))
             rows.append(np.stack(list(found.values())))
             declared.append(list(found).index(TableOption(spec.partition_by)))
         masks = np.concatenate([np.zeros((0, count), np.uint64), *rows])
-        fixed = encoder.masks(trace.table == ANY_TABLE, np.full(len(trace.table), encoder.every, np.uint64))
+        fixed = encoder.fixed()
+        actual_masks, actual_fixed = masks, fixed
+        if actual is not None:
+            parts = [
+                np.stack(list(actual.options(place, wanted).values()))
+                for place, wanted in zip(tables, chosen, strict=True)
+            ]
+            actual_masks = np.concatenate([np.zeros((0, count), np.uint64), *parts])
+            actual_fixed = actual.fixed()
         bases, attributes = encoder.bases()
         heats = [int((trace.table == place).sum()) for place in tables]
         firsts = np.cumsum([0, *map(len, chosen)])
         first = record = np.arange(count)
         if compress:
             # The place where a transaction without a route begins is arbitrary, so it is left out.
-            first, record = _compress(masks, fixed, bases[1:], trace.procedure, interval)
+            parts = [*actual_masks, actual_fixed] + ([] if actual is None else [*masks, fixed])
+            first, record = _compress(parts, bases[1:], trace.procedure, interval)
+        is_routed = np.array([bool(names) for names in attributes])[trace.procedure[first]]
+        is_routed &= actual is not None
+        second = first[is_routed]
+        declared_place = np.full(len(first), -1)
+        declared_place[is_routed] = len(first) + np.arange(len(second))
         return Workload(
             trace, partitions, tables, tuple(chosen), tuple(firsts[:-1].tolist()),
-            np.array(declared, np.int64), np.ascontiguousarray(masks[:, first]), fixed[first], attributes,
+            np.array(declared, np.int64),
+            np.concatenate([actual_masks[:, first], masks[:, second]], axis=1),
+            np.concatenate([actual_fixed[first], fixed[second]]), declared_place, attributes,
             np.ascontiguousarray(bases[:, first]), trace.procedure[first], interval[first], record,
             np.bincount(record),
             np.bincount(interval, minlength=intervals), np.array(heats, np.int64),
@@ -221,14 +243,13 @@ class Workload:
 
 
 def _compress(
-    masks: Masks,
-    fixed: Masks,
+    masks: Sequence[Masks],
     bases: npt.NDArray[np.int8],
     procedure: npt.NDArray[np.int32],
     interval: npt.NDArray[np.int32],
 ) -> tuple[Numbers, Numbers]:
     """Return the first transaction of each record, and the record of each transaction."""
-    parts = [*masks, fixed, *bases.astype(np.int64).view(np.uint64)]
+    parts = [*masks, *bases.astype(np.int64).view(np.uint64)]
     parts.append((procedure.astype(np.int64) << 32 | interval).view(np.uint64))
     rows = np.ascontiguousarray(np.stack(parts, axis=1))
     order = np.lexsort(rows.T)
@@ -262,8 +283,18 @@ class _Encoder:
         add_accesses(self._trace.transaction[chosen], access_masks[chosen], out)
         return out
 
-    def options(self, place: int, wanted: Sequence[TableOption] | None) -> dict[TableOption, Masks]:
-        """Return the wanted options of a table; by default the declared option and other useful options."""
+    def fixed(self) -> Masks:
+        """Return the partitions that each transaction needs in any design."""
+        trace = self._trace
+        return self.masks(trace.table == ANY_TABLE, np.full(len(trace.table), self.every, np.uint64))
+
+    def options(
+        self, place: int, wanted: Sequence[TableOption] | None, actual: _Encoder | None = None
+    ) -> dict[TableOption, Masks]:
+        """Return the wanted options of a table; by default the declared option and other useful options.
+
+        An option is useful if a transaction does not need all partitions, declared or by `actual` accesses.
+        """
         trace, spec = self._trace, self._trace.tables[place]
         chosen = trace.table == place
         mode = trace.mode
@@ -289,6 +320,9 @@ class _Encoder:
             return {option: found[option] for option in wanted}
         useless = self.masks(chosen & (mode != Mode.FOUND), np.full(len(mode), self.every, np.uint64))
         kept = {TableOption(None), TableOption(spec.partition_by)}
+        if actual is not None:
+            run = actual.options(place, list(found))
+            kept |= {option for option, masks in run.items() if (masks != useless).any()}
         return {
             option: masks for option, masks in found.items() if option in kept or (masks != useless).any()
         }
@@ -383,14 +417,19 @@ class _Encoder:
     def bases(self) -> tuple[npt.NDArray[np.int8], tuple[tuple[str, ...], ...]]:
         """Return the base partition of each transaction by each attribute that may route it.
 
-        The first attribute of each procedure is `UNROUTED`: the transaction begins in any partition.
+        The first attribute of each procedure is `UNROUTED`: in a recorded trace the transaction begins in any
+        partition, else its declared accesses decide.
         """
         trace = self._trace
-        if not trace.recorded:
+        if not trace.recorded and trace.actual is None:
             return np.zeros((0, trace.transactions), np.int8), trace.attributes
         anywhere = hash_numbers(np.arange(trace.transactions))
         rows = [buckets_of(anywhere.view(np.uint64), self._partitions)]
+        if trace.actual is not None:
+            rows = [np.full(trace.transactions, -1)]
         for values, there in zip(trace.routes, trace.has_route, strict=True):
             places = buckets_of(values.view(np.uint64), self._partitions)
             rows.append(np.where(there, places, -1))
-        return np.stack(rows).astype(np.int8), tuple((UNROUTED, *names) for names in trace.attributes)
+        return np.stack(rows).astype(np.int8), tuple(
+            (UNROUTED, *names) if trace.recorded or names else () for names in trace.attributes
+        )

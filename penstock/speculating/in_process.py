@@ -133,7 +133,8 @@ def use_speculation(state: State, database: Database, speculate: bool | str) -> 
         raise InvalidUsageError("speculation is for partitions", hint="open the database with partitions=2")
     if state.predicted is not None:
         raise InvalidUsageError(
-            "a database with a predictor does not speculate", hint="leave out predictor= or speculate="
+            "a database with a predictor does not speculate",
+            hint="leave out predictor= and the routing of the design, or speculate=",
         )
     level: Level = "tables" if mode == "tables" else "rows"
     state.speculation = Speculation(state, database, level, optimistic=mode == "occ")

@@ -31,6 +31,7 @@ from penstock import _failpoints
 from penstock.procedures.compiler.program import Program, event_schema
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process import command_log
+from penstock.procedures.partitions.design import PartitionDesign
 from penstock.procedures.partitions.partitioned_tables import State
 from tests.procedures import interpreted
 from tests.workflows import Drawn, state_bytes, workflows
@@ -119,7 +120,12 @@ def run(place: str, seed: int, attempt: int, rounds: int, armed: Armed, partitio
     recovery: Recovery = draw.choice(["weak", "strong"])
     if partitions > 1:  # what strong recovery has logged is repeated in one partition
         recovery, partitions = "weak", draw.randint(1, partitions)
-    db = database.open(directory / "db", recovery=recovery, partitions=partitions)
+    if partitions > 1 and draw.random() < 0.5:  # the rows move to the partitions of another design
+        by_column = {spec.name: draw.choice([None, *spec.key]) for spec in database.tables.values()}
+        design = PartitionDesign(database.name, partitions, by_column)
+        db = database.open(directory / "db", recovery=recovery, design=design)
+    else:
+        db = database.open(directory / "db", recovery=recovery, partitions=partitions)
     done = db._state.transactions
     last = done + rounds
     rows = db.table("loaded").to_pylist()

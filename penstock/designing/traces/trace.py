@@ -68,7 +68,7 @@ class Trace:
         The procedures; transactions refer to them by position.
     attributes : tuple of tuple of str
         For each procedure, the attributes by which its transactions may be routed; none if Penstock routes
-        them by their accesses.
+        them by their accesses alone.
     procedure : ndarray of int32
         For each transaction, its procedure.
     routes : ndarray of int64, two-dimensional
@@ -89,6 +89,8 @@ class Trace:
     recorded : bool
         Whether the accesses were recorded in a run; then an attribute may determine where a transaction
         begins.
+    actual : Trace, optional
+        The same transactions, but those with `attributes` have the accesses that they made in a run.
     """
 
     database: Database
@@ -106,6 +108,7 @@ class Trace:
     known: Booleans
     sizes: Numbers
     recorded: bool = False
+    actual: Trace | None = None
 
     @property
     def transactions(self) -> int:
@@ -121,7 +124,8 @@ class Trace:
         return Trace(
             self.database, self.tables, self.procedures, self.attributes, self.procedure[begin:end],
             self.routes[:, begin:end], self.has_route[:, begin:end], self.transaction[first:last] - begin,
-            sizes=self.sizes, recorded=self.recorded, **parts,
+            sizes=self.sizes, recorded=self.recorded,
+            actual=None if self.actual is None else self.actual.slice(begin, end), **parts,
         )  # fmt: skip
 
 

@@ -38,7 +38,8 @@ def design(
         list[str] | None,
         typer.Option(
             metavar="TABLE=FILE",
-            help="With --requests: the rows of a table before the requests, as Parquet. May be repeated.",
+            help="With --requests: the rows of a table before the requests, as Parquet. May be repeated. "
+            "Over these rows, procedures whose keys come from rows run, to find routing attributes.",
             show_default=False,
         ),
     ] = None,
@@ -89,8 +90,8 @@ def design(
 ) -> None:
     """Choose the partitions of a database for its transactions, or the key of a queue, and give the reasons.
 
-    Nothing runs, and the database is not changed: database.open(design="design.yaml") uses the design. Ctrl-C
-    ends the search with the best design so far.
+    The database is not changed: database.open(design="design.yaml") uses the design. Ctrl-C ends the search
+    with the best design so far.
 
     \b
     penstock design bank.py --log bank --partitions 4 -o design.yaml

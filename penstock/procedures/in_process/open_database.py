@@ -97,7 +97,7 @@ class OpenDatabase:
             )
         tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
         placed: Sequence[TableSpec] = tables
-        several: Mapping[str, tuple[str, ...]] = {}
+        several, routing = dict[str, tuple[str, ...]](), dict[str, str]()
         if design is not None:
             if partitions != 1 or ranges:
                 raise InvalidUsageError(
@@ -107,6 +107,7 @@ class OpenDatabase:
             placed = chosen.apply(database.name, tables)
             chosen.check_routes(database.procedures, placed)
             partitions, ranges, several = chosen.partitions, chosen.ranges, chosen.several
+            routing = dict(chosen.routing)
         if recovery == "strong" and partitions != 1:
             raise InvalidUsageError(
                 "strong recovery has one partition", partitions=partitions, hint='use recovery="weak"'
@@ -125,8 +126,7 @@ class OpenDatabase:
             raise InvalidUsageError(
                 "partitions run serially", evaluation=self.evaluation.mode, hint="use partitions=1"
             )
-        if predictor is not None:
-            use_predictor(self._state, database.name, predictor)
+        use_predictor(self._state, database.name, predictor, routing)
         if speculate is not False:
             use_speculation(self._state, database, speculate)
         if location is None:

@@ -11,6 +11,7 @@ import yaml
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures.partitions.placement import place_tables
+from penstock.procedures.partitions.predicted.routing import check_routing
 from penstock.procedures.partitions.routes import find_route
 from penstock.procedures.partitions.stored_text import StoredText
 from penstock.procedures.procedure import Procedure
@@ -23,7 +24,7 @@ PartitionColumns = str | tuple[str, ...] | None
 """The column or the columns by which a table is partitioned; None if it is replicated."""
 
 _FIELDS = ("database", "partitions", "tables")
-_OPTIONAL_FIELDS = ("routes",)
+_OPTIONAL_FIELDS = ("routes", "routing")
 _TABLE_FIELDS = ("partition_by", "ranges", "replicated", "indexes")
 _HINT = "penstock design writes such a file"
 
@@ -50,6 +51,10 @@ class PartitionDesign(StoredText):
     routes : mapping of str to tuple of str
         For each procedure, the values that determine the partitions of a transaction, as
         `OpenDatabase.explain` names them.
+    routing : mapping of str to str
+        For each procedure whose events do not determine the partitions of its transactions, the attribute
+        whose hash is the number of the partition in which they run. A transaction that accesses another
+        partition runs over all partitions instead.
     """
 
     database: str
@@ -58,6 +63,7 @@ class PartitionDesign(StoredText):
     ranges: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: MappingProxyType({}))
     indexes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=lambda: MappingProxyType({}))
     routes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    routing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     _KIND = "a design"
 
@@ -108,8 +114,16 @@ class PartitionDesign(StoredText):
         routes = content.get("routes", {})
         if not isinstance(routes, dict) or not all(map(_names, routes.values())):
             raise InvalidUsageError("the routes of a design name attributes", file=file, hint=_HINT)
+        routing = content.get("routing", {})
+        if not isinstance(routing, dict) or not all(isinstance(one, str) for one in routing.values()):
+            raise InvalidUsageError(
+                "the routing of a design has one attribute for each procedure",
+                file=file,
+                hint="write routing: {PROCEDURE: ATTRIBUTE}",
+            )
         by_name = {name: _names(parts) for name, parts in routes.items()}
-        return PartitionDesign(content["database"], content["partitions"], columns, ranges, indexes, by_name)
+        parts = (content["database"], content["partitions"], columns, ranges, indexes, by_name, routing)
+        return PartitionDesign(*parts)
 
     def to_yaml(self) -> str:
         """Return the text that `parse` reads."""
@@ -125,6 +139,8 @@ class PartitionDesign(StoredText):
         content = {"database": self.database, "partitions": self.partitions, "tables": tables}
         if self.routes:
             content["routes"] = {name: list(parts) for name, parts in self.routes.items()}
+        if self.routing:
+            content["routing"] = dict(self.routing)
         text: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True)
         return text
 
@@ -182,21 +198,26 @@ class PartitionDesign(StoredText):
 
         Penstock finds a procedure's route from the keys that it accesses, or from its ``route=``. A design
         cannot change the route, because transactions that access rows outside of a named route are rejected.
+        It may name a routing attribute for a procedure whose events do not determine its partitions.
 
         Raises
         ------
         InvalidUsageError
-            If there is no such procedure, or it has another route.
+            If there is no such procedure, it has another route, or it cannot have the routing attribute.
         """
-        if not self.routes:
+        if not self.routes and not self.routing:
             return
         placements = place_tables(
             {spec.name: spec for spec in specs}, self.partitions, self.ranges, self.several
         )
-        for name, wanted in self.routes.items():
+        for name in {**self.routes, **self.routing}:
             if name not in procedures:
                 hint = did_you_mean(name, procedures, "procedures")
                 raise InvalidUsageError("the design has an unknown procedure", procedure=name, hint=hint)
+        for name, attribute in self.routing.items():
+            for program in procedures[name].programs:
+                check_routing(name, attribute, program, placements)
+        for name, wanted in self.routes.items():
             for program in procedures[name].programs:
                 route = find_route(program, placements)
                 if set(route.partitions) != set(wanted):

@@ -35,6 +35,9 @@ def _lines(database: Database, state: State) -> Iterator[str]:
         except InvalidUsageError:
             route = "unknown, since its event is not declared, or a workflow runs it"
         yield f"  {name}: {route}"
+        runs = state.predicted if isinstance(state, PartitionedTables) else None
+        if runs is not None and name in runs.routing:
+            yield f"    by the design, first in the partition of {runs.routing[name]}"
     if isinstance(state, PartitionedTables):
         yield f"  forwarded: {state.forwarded} of {state.transactions} transactions"
         if names := sorted(state.gathered.names):

@@ -76,7 +76,7 @@ class Copy:
     ) -> None:
         self.state = open_tables(tables, partitions, ranges or {}, [REMEMBERED_REQUESTS.name])
         if predictor is not None:
-            use_predictor(self.state, database.name, predictor)
+            use_predictor(self.state, database.name, predictor, {})
         if speculate is not False:
             use_speculation(self.state, database, speculate)
         self.programs = OpenPrograms(database, {spec.name for spec in tables})

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,7 @@ from penstock.procedures.partitions.predicted.prediction import (
     StoredPredictor,
     TransactionPredictor,
 )
+from penstock.procedures.partitions.predicted.routing import AttributePredictor
 from penstock.procedures.rows import TableRows
 from penstock.procedures.texts import Numbers
 
@@ -55,15 +57,33 @@ _HIGHEST = np.iinfo(np.int64).max
 Kernel = Callable[..., int]
 
 
-def use_predictor(state: TableSet | PartitionedTables, database: str, predictor: StoredPredictor) -> None:
-    """Let the transactions of an open database run in the partitions that a predictor names.
+def use_predictor(
+    state: TableSet | PartitionedTables,
+    database: str,
+    predictor: StoredPredictor | None,
+    routing: Mapping[str, str],
+) -> None:
+    """Let the transactions of an open database run in the partitions that are predicted, if any are.
+
+    Parameters
+    ----------
+    state : TableSet or PartitionedTables
+        The tables.
+    database : str
+        The name of the database.
+    predictor : StoredPredictor, optional
+        The predictor.
+    routing : mapping of str to str
+        The routing attributes of procedures; these are not predicted otherwise.
 
     Raises
     ------
     InvalidUsageError
         If `predictor` is not a predictor of this database's partitions, or the database has one partition.
     """
-    if not hasattr(predictor, "bind"):
+    if predictor is None and not routing:
+        return
+    if predictor is not None and not hasattr(predictor, "bind"):
         raise InvalidUsageError(
             "this is no predictor",
             got=type(predictor).__name__,
@@ -71,8 +91,12 @@ def use_predictor(state: TableSet | PartitionedTables, database: str, predictor:
         )
     if isinstance(state, TableSet):
         raise InvalidUsageError("a predictor is for partitions", hint="open the database with partitions=2")
-    bound = predictor.bind(database, state.partitions, state.placements)
-    state.predicted = PredictedRuns(state, bound)
+    count, placements = state.partitions, state.placements
+    bound = None if predictor is None else predictor.bind(database, count, placements)
+    if routing:
+        bound = AttributePredictor(routing, count, placements, bound)
+    if bound is not None:
+        state.predicted = PredictedRuns(state, bound, routing)
 
 
 def tables_written(program: Program) -> list[str]:
@@ -97,6 +121,8 @@ class PredictedRuns:
         The tables.
     predictor : TransactionPredictor
         The predictor.
+    routing : mapping of str to str
+        The routing attributes that the design gives to procedures.
 
     Attributes
     ----------
@@ -109,8 +135,13 @@ class PredictedRuns:
         The number of calls with a wrong prediction.
     """
 
-    def __init__(self, tables: PartitionedTables, predictor: TransactionPredictor) -> None:
-        self._tables, self._predictor = tables, predictor
+    def __init__(
+        self,
+        tables: PartitionedTables,
+        predictor: TransactionPredictor,
+        routing: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._tables, self._predictor, self.routing = tables, predictor, dict(routing)
         self._kernels: dict[str, tuple[Kernel, Kernel | None] | None] = {}
         self._paused: dict[str, int] = {}
         self._declined: set[str] = set()
