@@ -179,7 +179,7 @@ def run(
                 # Loads no part of Spark's engine.
                 from penstock.jobs.local.run import run_local
 
-                totals = run_local(configured, on_batch, document=document)
+                totals = run_local(configured, on_batch, document=document, dashboard=shown)
             else:
                 from penstock.jobs.pipelines.run import run_to_end
 

@@ -58,6 +58,8 @@ class LocalGraph:
         The queries; each reads the output of earlier queries.
     schema : StructType
         The columns of the results.
+    checkpoint : str
+        The graph's directory.
     drain : bool
         Whether `run_available` continues until no key waits.
     """
@@ -65,6 +67,7 @@ class LocalGraph:
     plan: PhysicalPlan
     queries: Sequence[LocalQuery]
     schema: StructType
+    checkpoint: str
     drain: bool = True
 
     def step(self, on_batch: Callable[[LocalBatch], None] = lambda batch: None) -> bool:
@@ -190,7 +193,7 @@ def start_local(
     for some in started.readings.values():
         for reading in some:
             PStream(reading.location).subscribe(reading.reader, EARLIEST)
-    return LocalGraph(plan, started.queries, schema, drain)
+    return LocalGraph(plan, started.queries, schema, directory.location, drain)
 
 
 @dataclass(slots=True)

@@ -9,11 +9,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.cli import app
+from penstock.conf.pipeline import Pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs.dashboard import history as history_module
 from penstock.jobs.dashboard import storage
@@ -21,6 +24,7 @@ from penstock.jobs.dashboard.app import make_app
 from penstock.jobs.dashboard.dashboard import Dashboard, choose_address
 from penstock.jobs.dashboard.history import History
 from penstock.jobs.dashboard.storage import Refreshed
+from penstock.jobs.local.run import run_local
 from tests.batches import batch
 from tests.dashboards import write_checkpoint
 from tests.graph_directories import write_graph
@@ -248,3 +252,19 @@ def test_a_run_has_a_dashboard_if_it_is_asked_for_or_on_a_terminal(monkeypatch: 
     assert choose_address(None) == "0"
     monkeypatch.setattr("penstock.jobs.dashboard.dashboard.has_extra", lambda extra: False)
     assert choose_address(None) is None
+
+
+def test_a_run_on_the_local_engine_is_shown(tmp_path: Path) -> None:
+    with PStreamWriter(tmp_path / "in", pa.schema([("k", pa.int64()), ("t", pa.int64())])) as writer:
+        writer.append({"k": [1, 2, 1], "t": [1, 2, 3]})
+    pipeline = Pipeline.model_validate({
+        "engine": "local", "source": {"type": "pstream", "path": str(tmp_path / "in")},
+        "queue": {"key": "k", "time": "t"}, "sink": {"type": "noop"},
+        "query": {"checkpoint": str(tmp_path / "checkpoint"), "trigger": "available_now", "name": "newest"},
+    })  # fmt: skip
+    with Dashboard("newest", "0") as dashboard:
+        run_local(pipeline, lambda batch: None, dashboard=dashboard)
+        (entry,) = dashboard.history.after(0, 10)
+        assert (entry["query"], entry["emitted"]) == ("newest", 2)
+        with urllib.request.urlopen(f"{dashboard.url.rstrip('/')}/api/graph?wait") as answer:
+            assert [query["name"] for query in json.load(answer)["queries"]] == ["results"]

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock._clock import monotonic_s, now_us, pause
 from penstock.conf.document import Document
@@ -20,6 +20,9 @@ from penstock.local_engine.query import LocalBatch
 from penstock.local_engine.start import RESULTS
 from penstock.monitoring.batch import OperatorBatch
 from penstock.units import parse_address, parse_duration_us
+
+if TYPE_CHECKING:
+    from penstock.jobs.dashboard.dashboard import Dashboard
 
 __all__ = ["AVAILABLE_NOW", "run_local"]
 
@@ -33,6 +36,7 @@ def run_local(
     on_batch: Callable[[Batch], None] | None = None,
     *,
     document: Document | None = None,
+    dashboard: Dashboard | None = None,
 ) -> Totals:
     """Run a pipeline in this process until its input ends, or SIGINT or SIGTERM stops it.
 
@@ -46,6 +50,8 @@ def run_local(
         Called with each micro-batch of the results; by default a line is printed.
     document : Document, optional
         The positions of the pipeline's fields, for errors.
+    dashboard : Dashboard, optional
+        Shows the run.
 
     Raises
     ------
@@ -61,6 +67,10 @@ def run_local(
         running = open_pipeline(pipeline, document)
         metrics = _MetricsFile(pipeline)
         exports = _open_exports(pipeline.query, stack)
+        if dashboard is not None:
+            dashboard.show_checkpoint(running.checkpoint, None)
+            if not dashboard.follows_file:
+                exports.append(dashboard.history.add)
 
         def note(done: LocalBatch) -> None:
             nonlocal totals, chosen_s

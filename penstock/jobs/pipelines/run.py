@@ -353,7 +353,7 @@ def run_to_end(
         # Imported here because it loads the operators, which otherwise only workers load.
         from penstock.jobs.local.run import run_local
 
-        totals = run_local(pipeline, on_batch, document=document)
+        totals = run_local(pipeline, on_batch, document=document, dashboard=dashboard)
         if on_batch is None:
             print(summary_line(totals), file=sys.stderr, flush=True)
         return totals
