@@ -39,7 +39,7 @@ class TupleChunk:
 
 
 class AppendedTuples:
-    """The waiting tuples of append semantics; a `KeyHolder` for the update queue.
+    """The tuples that wait under append semantics; the update queue uses them as a `KeyHolder`.
 
     Tuples are numbered in the order of arrival. The tuples from `head` to before `tail` wait.
 

@@ -108,7 +108,7 @@ def find_route(program: Program | PlainProgram, placements: Mapping[str, Placeme
 
 
 def keys_of(program: Program, access: Access, places: tuple[int, ...]) -> Iterator[Keys]:
-    """Yield the keys of an access: for each value of a named route, the keys with this value.
+    """Yield the keys of an access; with a named route, separately for each value of the route.
 
     Parameters
     ----------

@@ -8,10 +8,10 @@ A row's bytes are the concatenated bytes of its columns. A column of one element
                list, map: length in elements (as above), then its elements as a column of that many
                struct: its fields, each as a column
 
-A column of m elements (within a list) has m validity bytes, then m values, or m lengths and the bytes or
-elements of these lengths. So values of any type, however nested, are written and read by copying one range
-per row, and every step handles whole columns. The bytes are not a durable format: they never leave the
-process that wrote them.
+A column of m elements (within a list) has m validity bytes, then m values. If the length of a value varies,
+m lengths follow the validity bytes, then the bytes or elements of all values. So values of any type, however
+nested, are written and read by copying one range per row, and every step handles whole columns. The bytes
+are not a durable format: they never leave the process that wrote them.
 """
 
 from __future__ import annotations
