@@ -15,7 +15,7 @@ bytes.
 Invariants (docs/design/0015-power-cuts.md):
 
 1. A p-stream takes a micro-batch of a query only when the files that the query would start from are durable.
-2. Rows and state are released only when the files which prove that no recovery needs them are durable.
+2. Rows and state are released only after the proof that no recovery needs them is durable in files.
 3. So nothing durable depends on the files that a power cut destroys, and a repair may drop them.
 """
 

@@ -139,7 +139,7 @@ class KafkaSink(Section):
 class PStreamSink(Section):
     """A p-stream, which gets each row exactly once; `options` are options of the data source ``pstream``.
 
-    `key` and `time` make it an update log, in which rows for which `delete_when` holds are deletes.
+    `key` and `time` make it an update log, in which a row is a delete if `delete_when` is true for it.
     """
 
     type: Literal["pstream"]

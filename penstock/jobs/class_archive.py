@@ -90,7 +90,8 @@ def make_class_archive() -> Path:
     Raises
     ------
     UnavailableError
-        If there is no Java or no directory for it, Spark does not run, or its JVM cannot archive classes.
+        If there is no Java or no directory for the archive, Spark does not run, or its JVM cannot archive
+        classes.
     """
     if find_java() is None:
         raise UnavailableError("there is no Java", hint=JAVA_HINT)

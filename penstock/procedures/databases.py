@@ -116,8 +116,8 @@ class Database:
         key : str or iterable of str
             The columns of the primary key: at most four, none nullable.
         partition_by : str, optional
-            The column of the key by which rows go to buckets or partitions. By default a stream has one
-            bucket, and every partition has all rows.
+            The column of the key by which rows go to buckets or partitions. By default every partition has
+            all rows of the table, and transactions over a stream have one bucket.
         indexes : iterable
             For each index, one to four columns; ``table.by(column)`` reads rows in the order of the index.
 

@@ -20,7 +20,8 @@ def map_ordered(work: Callable[[A], B], items: Iterable[A], threads: int) -> Ite
     Parameters
     ----------
     work : callable
-        Function for one item, called in one of the threads, or in the caller's thread for a single item.
+        Function for one item, called in one of the threads, or in the caller's thread if there is only one
+        item.
     items : iterable
         The items, consumed in the caller's thread, at most ``threads + 1`` items ahead of the results.
     threads : int

@@ -53,8 +53,8 @@ def s3a_settings(bucket: str, own: Mapping[str, str], environment: Mapping[str, 
 
     Settings under ``fs.s3a.bucket.BUCKET.*`` override settings under ``fs.s3a.*``. As in Hadoop, the bucket
     is a part of the host's name unless ``path.style.access`` is true, the host is an address, or the bucket's
-    name cannot be a part of it. The keys are always taken together from one place, and so are the endpoint
-    and the style of its addresses.
+    name cannot be a part of it. All keys come from one source, and so do the endpoint and the style of its
+    addresses.
 
     Parameters
     ----------

@@ -109,9 +109,9 @@ def _factors_of(values: Ints) -> tuple[int, Ints]:
 
 @kernel
 def _divide(values: Ints, out: Any) -> int:
-    """Divide each value's difference from the first by the common divisor; return it, 0 if all are 0.
+    """Divide each difference from the first value by the common divisor; return the divisor.
 
-    A multiple of an odd number, times the number's inverse modulo 2**64, is the quotient. A number that is
+    The divisor is 0 if all values are equal. A multiple of an odd number, times the number's inverse modulo 2**64, is the quotient. A number that is
     not a multiple gives a product beyond every possible quotient. If the divisor's power of two does not
     divide a difference, the quotient times the divisor differs from the difference. Products are unsigned,
     because the compiler may assume that signed products never overflow.

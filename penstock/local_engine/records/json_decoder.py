@@ -99,7 +99,7 @@ class JsonDecoder(Decoder):
         return pa.Table.from_arrays(columns, schema=self.schema), reason
 
     def _read_field(self, field: pa.Field[Any], value: object) -> tuple[pa.Array, bool]:
-        """Return the value of a field, null as far as it has another type, and whether all of it is read."""
+        """Return the value of a field, with nulls for other types, and whether all was read."""
         if value is None:
             return pa.nulls(1, field.type), True
         try:

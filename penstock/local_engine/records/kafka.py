@@ -376,7 +376,7 @@ def _is_end(error: Any) -> bool:
 
 
 def _limit(begin: Mapping[Partition, int], ends: Mapping[Partition, int], most: int) -> dict[Partition, int]:
-    """Return the ends of a micro-batch; each partition has its share of the most offsets, as in Spark."""
+    """Return the ends of a micro-batch; partitions share the maximum number of offsets, as in Spark."""
     new = {partition: end - begin[partition] for partition, end in ends.items()}
     total = sum(new.values())
     if total <= most:

@@ -8,8 +8,8 @@ queues are merged:
 - Keys of one old bucket keep their order.
 - Keys that cut the line precede all other keys, as before.
 - Keys of different old buckets are ordered by the arrival of their oldest pending update, but no key
-  overtakes a key that was ahead of it in its old queue. State has no other time of a key, so this is
-  approximate for ``fifo`` and for keys that cut the line.
+  overtakes a key that was ahead of it in its old queue. The state stores no other time of a key, so this
+  order is approximate for ``fifo`` and for keys that cut the line.
 - With weights, the virtual times of the old queues are shifted onto one clock, so the time until each key is
   due stays the same.
 """

@@ -1,10 +1,10 @@
 """The tree of an index: a treap whose nodes are the slots of a table's rows.
 
-A node is a row of a matrix of int64: the words by which rows are in order, then the slots of the left and
-the right child, each plus one, and whether the row is in the tree. The words of integers, times and booleans
-are their values. The words of floats sort as Spark sorts floats. The words of texts are their numbers
-(`penstock.procedures.texts`), which compare like the texts' bytes. The priority of a node is a hash of its
-slot. So the shape depends on slots, but the order of rows on their content alone.
+A node is a row of a matrix of int64. It holds the words that order the rows, the slot of the left child plus
+one, the slot of the right child plus one, and whether the row is in the tree. The words of integers, times
+and booleans are their values. The words of floats sort as Spark sorts floats. The words of texts are their
+numbers (`penstock.procedures.texts`), which compare like the texts' bytes. The priority of a node is a hash
+of its slot. So the shape depends on slots, but the order of rows on their content alone.
 
 Arguments: `nodes` and `facts` of a table; `root`, the position in `facts` of the root's slot plus one;
 `mask`, with a bit for each word that is a text; `offsets` and `data`, the bytes of all texts.

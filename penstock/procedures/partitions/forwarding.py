@@ -109,8 +109,8 @@ def find_first(
 ) -> npt.NDArray[np.bool_]:
     """Return which transactions in partitions must end before the forwarded transactions begin.
 
-    A transaction must end before if it needs a resource of a later forwarded transaction, or of a later
-    transaction that must end before. All other transactions can run at the same time as the forwarded
+    A transaction must end first if it needs a resource of a later forwarded transaction, or of a later
+    transaction that must end first. All other transactions can run at the same time as the forwarded
     transactions.
 
     Parameters

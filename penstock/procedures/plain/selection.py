@@ -62,7 +62,7 @@ class PlainSelection:
     equal : tuple
         The values of the first columns.
     low, high : object, optional
-        The range of the next column, excluding `high`; None is open.
+        The range of the next column, excluding `high`; None if the range has no such bound.
     """
 
     def __init__(

@@ -60,8 +60,8 @@ class InitialRows:
         buckets : int
             The number of buckets.
         route : pyarrow.DataType, optional
-            The type of the attribute that chooses the bucket of an event, if there is one and there are
-            several buckets.
+            The type of the attribute that chooses the bucket of an event; None with one bucket or without
+            such an attribute.
 
         Raises
         ------

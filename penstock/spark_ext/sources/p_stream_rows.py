@@ -2,8 +2,8 @@
 
 A p-stream's sink writes the rows that reach it. If an operator writes its results itself, only descriptors
 reach the sink: the segments' names and p-units. Both write through `SegmentRows`, so the segments have the
-same form, named by writer and batch, and files of attempts that Spark did not choose are found in the same
-way.
+same form and are named by writer and batch. Files of attempts that Spark did not choose are found in the
+same way.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def plan(
 ) -> int:
     """Set the partitions in which transactions run; return how many of them fit into one wave.
 
-    In a wave, single-partition transactions run first, each in its partition, then the forwarded
-    transactions, and concurrently with them the late transactions. A transaction is late if all forwarded
+    In a wave, single-partition transactions run first, each in its partition. Then the forwarded
+    transactions run, and the late transactions run at the same time. A transaction is late if all forwarded
     transactions before it only read its partition (H-Store §5.1, OP4). The wave ends before a forwarded
     transaction that needs a partition that a late transaction may write.
 
