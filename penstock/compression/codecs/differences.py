@@ -111,10 +111,11 @@ def _factors_of(values: Ints) -> tuple[int, Ints]:
 def _divide(values: Ints, out: Any) -> int:
     """Divide each difference from the first value by the common divisor; return the divisor.
 
-    The divisor is 0 if all values are equal. A multiple of an odd number, times the number's inverse modulo 2**64, is the quotient. A number that is
-    not a multiple gives a product beyond every possible quotient. If the divisor's power of two does not
-    divide a difference, the quotient times the divisor differs from the difference. Products are unsigned,
-    because the compiler may assume that signed products never overflow.
+    The divisor is 0 if all values are equal. A multiple of an odd number, times the number's inverse modulo
+    2**64, is the quotient. A number that is not a multiple gives a product beyond every possible quotient.
+    If the divisor's power of two does not divide a difference, the quotient times the divisor differs from
+    the difference. Products are unsigned, because the compiler may assume that signed products never
+    overflow.
     """
     first = np.int64(values[0])
     divisor: Any = np.int64(0)
