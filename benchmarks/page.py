@@ -303,9 +303,9 @@ contenders run fewer of the same events.
 
 `python -m benchmarks.oltp` runs TPC-C, SmallBank and Voter in memory and with a log (group commit of 1
 ms and 10 ms), and prints percentiles of the time to the durable answer at 10,000 and 100,000 requests a
-second. SQLite (WAL, `synchronous=FULL`) and PostgreSQL (PL/pgSQL, `synchronous_commit=on`) run the same
-requests, one or a hundred a commit ([file](../benchmarks/results/oltp.txt)). In tests both give the results
-and tables of Penstock. `--benchmarks tatp ycsb` runs others, without peers. `--quick` takes small tables.
+second. SQLite (WAL, `synchronous=FULL`), DuckDB and PostgreSQL (PL/pgSQL, `synchronous_commit=on`) run the
+same requests, one or a hundred a commit ([file](../benchmarks/results/oltp.txt)). In tests they give the
+results and tables of Penstock. `--benchmarks tatp ycsb` runs others. `--quick` takes small tables.
 
 `python -m benchmarks.partitions` compares partitions: transfers with more and more work, then SmallBank
 and TPC-C ([file](../benchmarks/results/partitions.txt)). Splitting a call takes about half as long as running

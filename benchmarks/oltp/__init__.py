@@ -1,1 +1,1 @@
-"""OLTP benchmarks in process, with a log, and in SQLite and PostgreSQL."""
+"""OLTP benchmarks in process, with a log, and in SQLite, DuckDB and PostgreSQL."""

@@ -1,4 +1,4 @@
-"""OLTP benchmarks in one process: rates, latencies to durable, SQLite and PostgreSQL.
+"""OLTP benchmarks in one process: rates, latencies to durable, SQLite, DuckDB and PostgreSQL.
 
     python -m benchmarks.oltp [--benchmarks tpcc small_bank] [--requests N] [--rates 10000 100000]
 
@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import REPOSITORY, machine, scratch
+from benchmarks.oltp.duckdb import DuckDb
 from benchmarks.oltp.measure import directory_bytes, latencies, opened, rates
 from benchmarks.oltp.peers import Peer, Rows, plain_rows
 from benchmarks.oltp.postgres import POSTGRES, Postgres
@@ -56,6 +57,8 @@ def _peers(
 ) -> Iterator[tuple[str, Peer]]:
     if benchmark.name in SQLITE and "sqlite" in names:
         yield "SQLite", Sqlite(benchmark, scale, place)
+    if benchmark.name in SQLITE and "duckdb" in names:
+        yield "DuckDB", DuckDb(benchmark, scale, place)
     if benchmark.name in POSTGRES and "postgres" in names:
         yield "PostgreSQL", Postgres(benchmark, scale)
 
@@ -169,7 +172,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--rates", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--seconds", type=float, default=5)
-    parser.add_argument("--peers", nargs="*", default=["sqlite", "postgres"])
+    parser.add_argument("--peers", nargs="*", default=["sqlite", "duckdb", "postgres"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -16,9 +16,10 @@ import pyarrow as pa
 from penstock.procedures.programs.oltp import OltpBenchmark
 from penstock.procedures.schema import IndexSpec, Kind, TableSpec
 
-__all__ = ["Peer", "Rows", "plain_rows", "schema_texts"]
+__all__ = ["Peer", "Row", "Rows", "plain_columns", "plain_rows", "schema_texts"]
 
-Rows = list[tuple[Any, ...]]
+Row = tuple[Any, ...]
+Rows = list[Row]
 
 
 class Peer(ABC):
@@ -50,9 +51,14 @@ def _plain_column(column: pa.ChunkedArray | pa.Array[Any]) -> list[Any]:
     return values
 
 
+def plain_columns(rows: pa.Table | pa.RecordBatch) -> list[list[Any]]:
+    """Return the values of each column as the peers have them."""
+    return list(map(_plain_column, rows.columns))
+
+
 def plain_rows(rows: pa.Table | pa.RecordBatch) -> Rows:
     """Return rows as the peers have them."""
-    return list(zip(*map(_plain_column, rows.columns), strict=True))
+    return list(zip(*plain_columns(rows), strict=True))
 
 
 def _create(spec: TableSpec) -> str:

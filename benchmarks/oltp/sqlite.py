@@ -21,13 +21,13 @@ from penstock.procedures.programs.oltp.tpcc import DISTRICTS, RECENT_ORDERS
 from penstock.procedures.programs.oltp.voter import MOST_VOTES, PHONES_OF_AREA
 from penstock.procedures.programs.oltp.ycsb import FIELDS, INSERT, READ, SCAN, UPDATE
 
-__all__ = ["SQLITE", "Sqlite"]
+__all__ = ["SQLITE", "Rejected", "Sqlite"]
 
 One = Callable[..., Any]
 """Executes a statement with its values; returns the first row, or None."""
 
 
-class _Rejected(Exception):  # noqa: N818
+class Rejected(Exception):  # noqa: N818
     """Ends a transaction; its argument is the reason."""
 
 
@@ -36,7 +36,7 @@ def _small_bank(one: One, kind: int, source: int, target: int, amount: int) -> t
     savings = "SELECT balance FROM savings WHERE id = ?"
     change = "UPDATE checking SET balance = balance + ? WHERE id = ? RETURNING balance"
     if one("SELECT id FROM accounts WHERE id = ?", source) is None:
-        raise _Rejected("unknown customer")
+        raise Rejected("unknown customer")
     (mine,) = one(checking, source)
     if kind == 1:
         return (mine + one(savings, source)[0],)
@@ -44,19 +44,19 @@ def _small_bank(one: One, kind: int, source: int, target: int, amount: int) -> t
         return tuple(one(change, amount, source))
     if kind == 4:
         if one(savings, source)[0] < amount:
-            raise _Rejected("short")
+            raise Rejected("short")
         return tuple(
             one("UPDATE savings SET balance = balance - ? WHERE id = ? RETURNING balance", amount, source)
         )
     if kind == 5:
         return tuple(one(change, -amount - 100 * (mine + one(savings, source)[0] < amount), source))
     if one("SELECT id FROM accounts WHERE id = ?", target) is None:
-        raise _Rejected("unknown customer")
+        raise Rejected("unknown customer")
     if source == target:
-        raise _Rejected("one customer")
+        raise Rejected("one customer")
     if kind == 3:
         if mine < amount:
-            raise _Rejected("short")
+            raise Rejected("short")
         one(change, amount, target)
         return tuple(one(change, -amount, source))
     (saved,) = one(savings, source)
@@ -80,7 +80,7 @@ def _new_order(one: One, w: int, d: int, c: int, date: int, lines: Sequence[tupl
     for place, (i_id, supply, quantity) in enumerate(lines):
         item = one("SELECT price FROM items WHERE i_id = ?", i_id)
         if item is None:
-            raise _Rejected("item number is not valid")
+            raise Rejected("item number is not valid")
         (info,) = one(
             "UPDATE stock SET quantity = quantity - ? + CASE WHEN quantity >= ? + 10 THEN 0 ELSE 91 END, "
             f"ytd = ytd + ?, order_cnt = order_cnt + 1, remote_cnt = remote_cnt + ? "
@@ -184,10 +184,10 @@ def _tpcc(
 
 def _voter(one: One, phone: int, contestant: int) -> tuple[Any, ...]:
     if one("SELECT 1 FROM contestants WHERE contestant = ?", contestant) is None:
-        raise _Rejected("unknown contestant")
+        raise Rejected("unknown contestant")
     caller = one("SELECT votes FROM callers WHERE phone = ?", phone)
     if caller == (MOST_VOTES,):
-        raise _Rejected("too many votes")
+        raise Rejected("too many votes")
     if caller is None:
         number = 1
         one("INSERT INTO callers VALUES (?, 1)", phone)
@@ -210,7 +210,7 @@ def _tatp(
 ) -> tuple[Any, ...]:
     def need(row: Any, reason: str) -> Any:
         if row is None:
-            raise _Rejected(reason)
+            raise Rejected(reason)
         return row
 
     is_facility = "SELECT is_active FROM facilities WHERE s_id = ? AND sf_type = ?"
@@ -222,7 +222,7 @@ def _tatp(
         return tuple(need(row, "unknown key: access_info"))
     if kind == GET_DESTINATION:
         if not need(one(is_facility, s, sort), "unknown key: facilities")[0]:
-            raise _Rejected("not active")
+            raise Rejected("not active")
         last, count = one(
             "SELECT max(start_time), count(*) FROM forwarding "
             "WHERE s_id = ? AND sf_type = ? AND start_time <= ? AND end_time > ?", s, sort, start, until,
@@ -258,14 +258,15 @@ def _ycsb(one: One, kind: int, key: int, count: int, value: str) -> tuple[Any, .
         one(f"INSERT INTO records VALUES (?{', ?' * FIELDS})", key, *[value] * FIELDS)
         return value, 1
     if kind == SCAN:
-        last, found, _ = one(  # a column beside max() is of the row with it
-            "SELECT field9, count(*), max(id) "
-            "FROM (SELECT id, field9 FROM records WHERE id >= ? ORDER BY id LIMIT ?)", key, count,
-        )  # fmt: skip
+        last, found = one(
+            "SELECT field9, found FROM (SELECT id, field9, count(*) OVER () AS found FROM "
+            "(SELECT id, field9 FROM records WHERE id >= ? ORDER BY id LIMIT ?) AS some) AS counted "
+            "ORDER BY id DESC LIMIT 1", key, count,
+        ) or (None, 0)  # fmt: skip
         return last, found
     before = one("SELECT field0 FROM records WHERE id = ?", key)
     if before is None:
-        raise _Rejected("unknown key: records")
+        raise Rejected("unknown key: records")
     if kind != READ:
         one("UPDATE records SET field0 = ? WHERE id = ?", value, key)
     return (None if kind == UPDATE else before[0]), 1
@@ -311,7 +312,7 @@ class Sqlite(Peer):
                 self._db.execute("SAVEPOINT transact")
                 try:
                     results.append((*self._transact(one, *event), None))
-                except _Rejected as rejection:
+                except Rejected as rejection:
                     self._db.execute("ROLLBACK TO transact")
                     results.append((*[None] * self._width, rejection.args[0]))
                 self._db.execute("RELEASE transact")

@@ -45,6 +45,13 @@ def test_sqlite_has_penstock_s_results_and_tables(name: str) -> None:
     check(name, "sqlite", 200)
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "voter" else pytest.mark.long) for name in _SCALES]
+)
+def test_duckdb_has_penstock_s_results_and_tables(name: str) -> None:
+    check(name, "duckdb", 30 if name == "voter" else 200)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", _SCALES)
 def test_postgres_has_penstock_s_results_and_tables(name: str) -> None:
