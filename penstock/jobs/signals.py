@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from contextlib import AbstractContextManager
+from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -40,7 +41,8 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def __init__(self, *, raises: bool = False) -> None:
         self.received: int | None = None
-        self._noted = threading.Event()
+        # An event would have a lock, which the main thread may hold when it runs the handler.
+        self._noted: SimpleQueue[None] = SimpleQueue()
         self._raises = raises
         self._before: dict[int, Any] = {}
 
@@ -64,14 +66,15 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def wait(self) -> None:
         """Wait for a signal, on the main thread."""
-        self._noted.wait()
+        if self.received is None:
+            self._noted.get()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             # Not an exception, because clean-up code would print it. A restart recovers.
             os._exit(128 + number)
         self.received = number
-        self._noted.set()
+        self._noted.put(None)
         if sys.stderr is not None:
             os.write(2, _STOPPING)
         if self._raises:

@@ -248,6 +248,42 @@ def test_ctrl_c_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
+UNREAD = {"id": range(400_000), "balance": [Decimal("100.00")] * 400_000}
+"""More rows than a server can send to a client that does not read them."""
+
+
+def test_a_client_that_reads_nothing_holds_no_server() -> None:
+    with bank().open() as db:
+        db.load("accounts", {"id": range(400_000), "balance": range(400_000)})
+        server = DatabaseServer(db)
+        with penstock.DatabaseClient(server.uri) as client:
+            unread = client._client.do_get(flight.Ticket(b'{"table": "accounts"}'))
+            assert not server.stop(grace="50ms")
+            with pytest.raises(UnavailableError):
+                client.lag()
+            unread.cancel()
+        server.wait()
+        assert len(db.table("accounts")) == 400_000
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_a_server_although_a_client_reads_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bank.py").write_text(BANK)
+    with database_in(tmp_path / "bank.py").open(tmp_path / "bank") as opened:
+        opened.load("accounts", UNREAD)
+    process, uri = started(tmp_path)
+    with penstock.DatabaseClient(uri, timeout="300s") as client:
+        unread = client._client.do_get(flight.Ticket(b'{"table": "accounts"}'))
+        assert client.call("pay", id=1, amount=Decimal(1))["left"] == Decimal(99)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+        unread.cancel()
+    assert process.returncode == 130, said
+    assert "a client did not read its rows" in said
+    with database_in(tmp_path / "bank.py").open(tmp_path / "bank") as opened:
+        assert sum(row["balance"] == 99 for row in opened.table("accounts").to_pylist()) == 1
+
+
 def test_a_client_goes_on_with_the_server_that_is_started_after_a_kill(tmp_path: Path) -> None:
     (tmp_path / "bank.py").write_text(BANK)
     with database_in(tmp_path / "bank.py").open(tmp_path / "bank") as opened:

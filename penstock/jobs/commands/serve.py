@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Annotated
@@ -106,8 +108,6 @@ def serve(
         --tls-certificate chain.pem --tls-key key.pem
     """  # noqa: D301 - the escape is the mark of lines that are not joined
     with errors(debug=debug):
-        import os
-
         from penstock.errors import InvalidUsageError
         from penstock.jobs.pipelines.databases import database_in
         from penstock.jobs.signals import StopSignals
@@ -153,10 +153,14 @@ def serve(
                 typer.echo(f"serving {database.name} at {server.uri}; Ctrl-C ends")
                 signals.wait()
             finally:
-                server.shutdown()
-                server.wait()
+                ended = server.stop()
                 server.database.close()
     typer.echo(f"stopped by {Signals(signals.received or 0).name}", err=True)
+    if not ended:
+        typer.echo("a client did not read its rows, and got only a part of them", err=True)
+        # The server's own threads still wait for this client, and the interpreter would wait for them.
+        sys.stdout.flush()
+        os._exit(SIGNALLED + (signals.received or 0))
     raise typer.Exit(SIGNALLED + (signals.received or 0))
 
 

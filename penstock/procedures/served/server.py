@@ -30,6 +30,7 @@ from penstock.procedures.served.messages import (
     raise_as_flight,
     to_stream,
 )
+from penstock.units import parse_duration_us
 
 __all__ = ["DatabaseServer"]
 
@@ -125,6 +126,16 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
                 "cannot listen at this address", host=host, port=port, hint=hint
             ) from error
         self.uri = f"{scheme}://{authority}:{self.port}"
+
+    def stop(self, grace: str | timedelta = "5s") -> bool:
+        """Listen no longer; return whether all calls have ended within `grace`.
+
+        A call does not end while its client neither reads its rows nor closes the connection.
+        """
+        ending = threading.Thread(target=self.shutdown, name="penstock-stop", daemon=True)
+        ending.start()
+        ending.join(parse_duration_us(grace) / 1e6)
+        return not ending.is_alive()
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
