@@ -16,7 +16,8 @@ __all__ = ["AppendedFile"]
 class AppendedFile:
     """A new file, open for durable appends. For one thread at a time.
 
-    After an error, the file may end with a part of the last append.
+    After an error, the file may end with a part of the last append. Zeros follow the appended bytes if the
+    file has room: then an append changes no size, so its sync does not wait for the file system's journal.
 
     Parameters
     ----------
@@ -24,6 +25,13 @@ class AppendedFile:
         The file, in an existing directory.
     header : bytes
         The first bytes of the file.
+    room_bytes : int
+        The size to which the file is filled with zeros. Appends may go beyond it.
+
+    Attributes
+    ----------
+    size_bytes : int
+        The number of appended bytes.
 
     Raises
     ------
@@ -33,15 +41,17 @@ class AppendedFile:
         If the file system refuses.
     """
 
-    def __init__(self, path: Path, header: bytes) -> None:
+    def __init__(self, path: Path, header: bytes, room_bytes: int = 0) -> None:
         self.path = path
+        self.size_bytes = 0
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError as error:
             raise ConflictError("the file exists already", file=path) from error
         except OSError as error:
             raise self._refusal(error) from error
         try:
+            self._write_zeros(room_bytes)
             self.append(header)
             directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -55,8 +65,13 @@ class AppendedFile:
             self.close()
             raise
 
+    def _write_zeros(self, count: int) -> None:
+        """Fill the file from its begin."""
+        write_all(self._descriptor, memoryview(bytes(count)))
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+
     def append(self, *content: bytes | memoryview) -> None:
-        """Write `content` to the end of the file, durably.
+        """Write `content` after what was appended before, durably.
 
         Raises
         ------
@@ -66,6 +81,7 @@ class AppendedFile:
         try:
             for piece in content:
                 write_all(self._descriptor, memoryview(piece).cast("B"))
+                self.size_bytes += len(piece)
             failpoint("log.after_write")
             _sync_content(self._descriptor)
         except OSError as error:

@@ -30,7 +30,7 @@ from hypothesis import seed as hypothesis_seed
 from penstock import _failpoints
 from penstock.procedures.compiler.program import Program, event_schema
 from penstock.procedures.databases import Database
-from penstock.procedures.in_process import command_log
+from penstock.procedures.in_process import command_log, write_ahead_log
 from penstock.procedures.partitions.design import PartitionDesign
 from penstock.procedures.partitions.partitioned_tables import State
 from tests.procedures import interpreted
@@ -106,6 +106,8 @@ def run(place: str, seed: int, attempt: int, rounds: int, armed: Armed, partitio
     database, program = workload(seed)
     directory, draw = Path(place), random.Random(f"{seed} {attempt}")
     command_log._CALLS_FOR_CHECKPOINT = draw.choice([3, 10, 1 << 14])
+    write_ahead_log._LEAST_FOR_ROOM = draw.choice([1, 1 << 17])
+    write_ahead_log._ROOM_BYTES = 1 << 14
 
     def arm(phase: str) -> None:
         point = armed.get(phase)

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 from penstock._durable import appended
-from penstock.errors import CorruptDataError, FencedError
+from penstock._durable.appended import AppendedFile
+from penstock.errors import CorruptDataError, FencedError, UnavailableError
+from penstock.procedures.in_process import write_ahead_log
 from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
 
 
@@ -19,14 +21,19 @@ def calls(begin: int, count: int) -> pa.Table:
     return pa.table({"call": [f"call {number}" * (number % 40) for number in range(begin, begin + count)]})
 
 
-def write(place: Path, counts: list[int]) -> list[int]:
-    """Write records; return the size of the file before the first and after each."""
+def write(place: Path, counts: list[int], room_bytes: int = 0) -> list[int]:
+    """Write records; return the used size of the file before the first and after each."""
     log = WriteAheadLog(place)
-    sizes, offset = [log._file.path.stat().st_size], 0
+    if room_bytes:
+        log._file.close()
+        log._file.path.unlink()
+        log._oldest = log._file = log._create(log._part, room_bytes)
+    sizes, offset = [log._file.size_bytes], 0
     for count in counts:
         log.append(offset, calls(offset, count))
         offset += count
-        sizes.append(log._file.path.stat().st_size)
+        sizes.append(log._file.size_bytes)
+    assert log._file.path.stat().st_size == max(sizes[-1], room_bytes)
     log.close()
     return sizes
 
@@ -72,9 +79,10 @@ def test_a_cut_file_has_the_whole_records_before_the_cut(tmp_path: Path, seed: i
         assert read(place) == prefix(COUNTS, sum(size <= cut for size in sizes[1:]))
 
 
+@pytest.mark.parametrize("room_bytes", [0, 2048, 1 << 16])
 @pytest.mark.parametrize("seed", range(3))
-def test_sectors_that_power_loss_left_empty_end_the_log(tmp_path: Path, seed: int) -> None:
-    sizes = write(tmp_path / "log", COUNTS[:4])
+def test_sectors_that_power_loss_left_empty_end_the_log(tmp_path: Path, seed: int, room_bytes: int) -> None:
+    sizes = write(tmp_path / "log", COUNTS[:4], room_bytes)
     (file,) = (tmp_path / "log").iterdir()
     content, draw = file.read_bytes(), random.Random(seed)
     begin, end = sizes[-2:]
@@ -90,21 +98,23 @@ def test_sectors_that_power_loss_left_empty_end_the_log(tmp_path: Path, seed: in
     assert read(place) == prefix(COUNTS, 3)
 
 
-def flips(content: bytes) -> Iterator[tuple[int, bytes]]:
+def flips(content: bytes, places: range) -> Iterator[tuple[int, bytes]]:
     draw = random.Random(7)
-    for place in sorted({*range(16), *draw.sample(range(16, len(content)), 60)}):
+    for place in sorted({*range(16), *places, *draw.sample(range(16, len(content)), 40)}):
         yield place, content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :]
 
 
-def test_a_flipped_bit_is_damage_wherever_it_is(tmp_path: Path) -> None:
-    write(tmp_path / "log", COUNTS)
+@pytest.mark.parametrize("room_bytes", [0, 1 << 16])
+def test_a_flipped_bit_is_damage_wherever_it_is(tmp_path: Path, room_bytes: int) -> None:
+    *_, last, size = write(tmp_path / "log", COUNTS, room_bytes)
     (file,) = (tmp_path / "log").iterdir()
-    for flipped, changed in flips(file.read_bytes()):
+    content = file.read_bytes()
+    for flipped, changed in flips(content[:size], range(last, last + 24, 3)):
         if 12 <= flipped < 16:
             continue  # reserved
         place = tmp_path / f"flip {flipped}"
         place.mkdir()
-        (place / file.name).write_bytes(changed)
+        (place / file.name).write_bytes(changed + content[size:])
         with pytest.raises(CorruptDataError) as raised:
             read(place)
         assert str(place / file.name) in str(raised.value)
@@ -126,6 +136,86 @@ def test_a_session_is_fenced_by_the_next_even_if_that_one_is_gone(tmp_path: Path
     third.append(1, calls(1, 1))
     for log in (first, second, third):
         log.close()
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill parts with few zeros, and early."""
+    monkeypatch.setattr(write_ahead_log, "_LEAST_FOR_ROOM", 1)
+    monkeypatch.setattr(write_ahead_log, "_ROOM_BYTES", 6 << 10)
+
+
+def wait_for_room(log: WriteAheadLog) -> None:
+    assert log._next is not None
+    log._next.result()
+
+
+@pytest.mark.usefixtures("little_room")
+def test_a_log_goes_on_in_parts_of_zeros_and_is_read_in_order(tmp_path: Path) -> None:
+    log = WriteAheadLog(tmp_path)
+    counts = COUNTS * 4
+    sizes = set()
+    for number, offset in enumerate(sum(counts[:n]) for n in range(len(counts))):
+        log.append(offset, calls(offset, counts[number]))
+        if log._next is not None:
+            wait_for_room(log)
+        sizes.add(log._file.path.stat().st_size)
+    parts = log._part.number
+    assert parts > 2
+    assert 6 << 10 in sizes
+    log.close()
+    assert read(tmp_path) == prefix(counts, len(counts))
+    log = WriteAheadLog(tmp_path)
+    assert list(log.read_earlier()) == prefix(counts, len(counts))
+    log.append(sum(counts), calls(0, 1))
+    log.begin_part()
+    assert [path.name[:20] for path in tmp_path.iterdir()] == [f"{log._part.session:020}"]
+    log.close()
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("how", ["append", "begin_part"])
+def test_a_fenced_session_goes_on_in_no_new_part(tmp_path: Path, how: str) -> None:
+    old = WriteAheadLog(tmp_path)
+    old.append(0, calls(0, 1))
+    old.append(1, calls(1, 1))
+    wait_for_room(old)
+    next_part = tmp_path / old._part.following.name
+    newer = WriteAheadLog(tmp_path)
+    assert [offset for offset, _ in newer.read_earlier()] == [0, 1]
+    newer.begin_part()
+    assert not next_part.exists()
+    # A thread of the old session may be late, and create the part now.
+    old._next = None
+    old._go_on(1)
+    wait_for_room(old)
+    with pytest.raises(FencedError):
+        old.append(2, calls(50, 1)) if how == "append" else old.begin_part()
+    assert next_part.exists()
+    newer.append(2, calls(2, 1))
+    newer.close()
+    assert read(tmp_path) == [(2, calls(2, 1))]
+    old.close()
+
+
+@pytest.mark.usefixtures("little_room")
+def test_an_error_in_the_next_part_is_an_error_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = WriteAheadLog(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "no space")
+
+    monkeypatch.setattr(AppendedFile, "_write_zeros", refuse)
+    log.append(0, calls(0, 1))
+    with pytest.raises(UnavailableError, match="free some space"):
+        wait_for_room(log)
+    with pytest.raises(UnavailableError, match="free some space"):
+        log.append(1, calls(1, 1))
+    monkeypatch.undo()
+    log.close()
+    assert read(tmp_path) == [(0, calls(0, 1))]
 
 
 def test_only_what_is_synced_survives_and_only_that_is_acknowledged(

@@ -52,14 +52,15 @@ def arrow_errors(owner: str, **context: Any) -> Iterator[None]:
 def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str) -> list[pa.RecordBatch]:
     """Convert rows to batches of a schema; columns match by name, and missing columns are null."""
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-    if twice := [name for name in schema.names if table.column_names.count(name) > 1]:
+    names = table.column_names
+    if twice := [name for name in schema.names if names.count(name) > 1]:
         raise InvalidUsageError("a column is there twice", of=owner, columns=twice)
-    if strange := [name for name in schema.names if name not in table.column_names]:
+    if strange := [name for name in schema.names if name not in names]:
         missing = [name for name in strange if not schema.field(name).nullable]
         if missing:
             raise InvalidUsageError("a column is missing", of=owner, columns=missing)
     arrays = [
-        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        table.column(field.name) if field.name in names else pa.nulls(table.num_rows, field.type)
         for field in schema
     ]
     # `pa.table` without columns has no rows, but a selection of no columns keeps their number.

@@ -8,15 +8,20 @@ appended here first, and reach the p-stream within a second. Files and bytes::
     "PENSTWAL" | version: u32 | 0: u32                                            the header
     "CALL" | size: u32 | offset: u64 | CRC-32 of what follows: u32 | CRC-32 of these 20 bytes: u32
         | Arrow stream of `size` bytes                                            a record, and so on
+    zeros, if the part was filled with them before its first record
 
-A record holds the calls of one sync; `offset` is the number of calls before them in the log. Invariants:
+A record holds the calls of one sync; `offset` is the number of calls before them in the log. Once a part has
+`_LEAST_FOR_ROOM` bytes, a thread fills the next part with zeros, which the log goes on with: the sync of a
+file that does not grow need not wait for the file system's journal. Invariants:
 
 1. A session begins with part 0, created exclusively. A process acknowledges calls only if, after their sync,
-   its own part still has a name and the next session's part 0 does not exist. A new session begins before it
-   reads earlier parts. So it reads every acknowledged call, and an older process acknowledges no call
-   afterwards.
+   the next session's part 0 does not exist, and its own oldest part, of those that it has not deleted itself,
+   still has a name. A new session begins before it reads earlier parts, and deletes them before its own part
+   0. So it reads every acknowledged call, and an older process acknowledges no call afterwards.
 2. Parts are deleted in ascending order, and only once the p-stream holds their calls.
-3. Only the last record of a part can be incomplete, because a record is durable before the next record is
+3. A session creates part 1 once the p-stream holds the calls of all earlier sessions. So their parts are not
+   read if a later session has a part other than part 0: an older process may have created them afterwards.
+4. Only the last record of a part can be incomplete, because a record is durable before the next record is
    written. An incomplete record is cut, or some of its sectors are zero. A record that is invalid in another
    way, or that another record follows, is damaged.
 """
@@ -29,6 +34,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +42,7 @@ import pyarrow as pa
 
 from penstock import _durable
 from penstock._durable.appended import AppendedFile
+from penstock.checkpointing.p_stream.threads import Threads
 from penstock.errors import ConflictError, CorruptDataError, FencedError
 
 __all__ = ["WriteAheadLog"]
@@ -48,6 +55,8 @@ _MARK = b"CALL"
 _CHECKSUM = struct.Struct("<I")
 _SECTOR_BYTES = 512
 _RECORD_HEADER_BYTES = _RECORD.size + _CHECKSUM.size
+_LEAST_FOR_ROOM = 128 << 10
+_ROOM_BYTES = 4 << 20
 
 
 class _Part(NamedTuple):
@@ -59,6 +68,10 @@ class _Part(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.session:020}-{self.number:08}.wal"
+
+    @property
+    def following(self) -> _Part:
+        return _Part(self.session, self.number + 1)
 
 
 class WriteAheadLog:
@@ -78,19 +91,22 @@ class WriteAheadLog:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         _durable.make_directory(directory)
+        self._room_bytes = 0
+        self._threads: Threads | None = None
+        self._next: Future[AppendedFile] | None = None
         while True:
             parts = self._parts()
             self._part = _Part(parts[-1].session + 1 if parts else 1, 0)
             with contextlib.suppress(ConflictError):  # another process has begun this session
-                self._file = self._create()
+                self._oldest = self._file = self._create(self._part)
                 return
 
     def _parts(self) -> list[_Part]:
         found = map(_NAME.fullmatch, (path.name for path in self._directory.iterdir()))
         return sorted(_Part(int(name["session"]), int(name["number"])) for name in found if name)
 
-    def _create(self) -> AppendedFile:
-        return AppendedFile(self._directory / self._part.name, _HEADER.pack(_MAGIC, _VERSION, 0))
+    def _create(self, part: _Part, room_bytes: int = 0) -> AppendedFile:
+        return AppendedFile(self._directory / part.name, _HEADER.pack(_MAGIC, _VERSION, 0), room_bytes)
 
     def append(self, offset: int, calls: pa.Table) -> None:
         """Make calls durable.
@@ -107,10 +123,32 @@ class WriteAheadLog:
             writer.write_table(calls)
         content = memoryview(sink.getvalue())
         header = _RECORD.pack(_MARK, len(content), offset, zlib.crc32(content))
+        self._go_on(_RECORD_HEADER_BYTES + len(content))
         self._file.append(header + _CHECKSUM.pack(zlib.crc32(header)), content)
+        self._check_newest()
+
+    def _check_newest(self) -> None:
+        """Check that no other process has begun a session; the order of both checks matters."""
         next_session = self._directory / _Part(self._part.session + 1, 0).name
-        if next_session.exists() or not self._file.is_linked:
+        if next_session.exists() or not self._oldest.is_linked:
             raise FencedError("another process has opened this database", location=self._directory.parent)
+
+    def _go_on(self, size_bytes: int) -> None:
+        """Go on with the next part if this one has no room for a record, and the next one is ready."""
+        used = self._file.size_bytes
+        if self._next is None:
+            if used < (self._room_bytes // 2 or _LEAST_FOR_ROOM):
+                return
+            self._threads = self._threads or Threads(1, "penstock-log-room")
+            self._next = self._threads.submit(self._create, self._part.following, _ROOM_BYTES)
+        if self._next.done() and self._room_bytes - used < size_bytes:
+            file, self._next = self._next.result(), None
+            if self._file is not self._oldest:
+                self._file.close()
+            self._use(file, _ROOM_BYTES)
+
+    def _use(self, file: AppendedFile, room_bytes: int) -> None:
+        self._file, self._part, self._room_bytes = file, self._part.following, room_bytes
 
     def read_earlier(self) -> Iterator[tuple[int, pa.Table]]:
         """Read the records of earlier parts: the number of calls before each, and its calls.
@@ -122,8 +160,10 @@ class WriteAheadLog:
         UnavailableError
             If the file system refuses.
         """
-        for part in self._parts():
-            if part < self._part:
+        earlier = [part for part in self._parts() if part < self._part]
+        newest = max((part.session for part in earlier if part.number), default=0)
+        for part in earlier:
+            if part.session >= newest:
                 path = self._directory / part.name
                 yield from _records(bytes(_durable.read(path)), path)
 
@@ -132,13 +172,27 @@ class WriteAheadLog:
 
         Raises
         ------
+        FencedError
+            If another process has begun a session.
         UnavailableError
             If the file system refuses.
         """
-        self._file.close()
-        self._part = _Part(self._part.session, self._part.number + 1)
-        self._file = self._create()
+        made, self._next = self._next, None
+        room_bytes = 0 if made is None else _ROOM_BYTES
+        file = self._create(self._part.following) if made is None else made.result()
+        try:
+            self._check_newest()  # the next session deletes parts that exist when it begins
+        except BaseException:
+            file.close()
+            raise
+        self._close_files()
+        self._oldest = file
+        self._use(file, room_bytes)
         self._delete_earlier()
+
+    def _close_files(self) -> None:
+        for file in {self._oldest, self._file}:
+            file.close()
 
     def _delete_earlier(self) -> None:
         for part in self._parts():
@@ -147,7 +201,11 @@ class WriteAheadLog:
 
     def close(self) -> None:
         """End the session; its parts stay."""
-        self._file.close()
+        if self._threads is not None:
+            self._threads.close()
+        if self._next is not None and self._next.exception() is None:
+            self._next.result().close()
+        self._close_files()
 
 
 def _records(content: bytes, path: Path) -> Iterator[tuple[int, pa.Table]]:
@@ -173,12 +231,13 @@ def _records(content: bytes, path: Path) -> Iterator[tuple[int, pa.Table]]:
 def _is_incomplete(content: bytes, place: int) -> bool:
     """Return whether an invalid record may be the result of an append that did not end."""
     header = _header_at(content, place)
-    end = len(content) if header is None else place + _RECORD_HEADER_BYTES + header[0]
+    written = len(content.rstrip(b"\0"))
+    end = written if header is None else place + _RECORD_HEADER_BYTES + header[0]
     later = place
     while (later := content.find(_MARK, later + 1)) >= 0:
         if _header_at(content, later) is not None:
             return False
-    if end > len(content) or len(content) - place < _RECORD_HEADER_BYTES:
+    if end > len(content) or written - place < _RECORD_HEADER_BYTES:
         return True
     borders = [place, *range(place - place % _SECTOR_BYTES + _SECTOR_BYTES, end, _SECTOR_BYTES), end]
     return any(not any(content[begin:stop]) for begin, stop in itertools.pairwise(borders))
