@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from penstock._clock import SimulatedClock
-from penstock.checkpointing.files import LocalFiles
 from penstock.operators.aggregates.moments import to_settings
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
@@ -25,17 +22,16 @@ from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.state_copy.keyed_units import JoinBuckets, WindowBuckets
 from penstock.spark_ext.state_copy.migrate import _converted_joins, _parse
-from penstock.spark_ext.state_copy.query_copy import CopiedBucket
 from penstock.spark_ext.state_copy.served_windows import ServedWindowBuckets
 from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME
 from penstock.sql.expression import Expression
-from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import ENTRY_PANE, SessionLayout, WindowLayout
 from penstock.windows.panes import new_panes
 from penstock.windows.spec import WindowSpec
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
+from tests.bucket_states import Buckets, restored
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -43,39 +39,6 @@ PARTIALS = (Partial("count", "*", "rows"), Partial("sum", "value", "total"))
 BOUNDS = (Partial("min", "time", FIRST_TIME), Partial("max", "time", LAST_TIME))
 GROUPS = pa.schema([pa.field("group", pa.string())])
 PANE_MS = 4
-
-
-class Buckets:
-    """The buckets of an operator, each with a state in a directory."""
-
-    def __init__(self, directory: Path, count: int, new: Callable[[], Any]) -> None:
-        self.stores = [BucketStore(LocalFiles(directory / f"{n:05d}")) for n in range(count)]
-        self.states = [new() for _ in range(count)]
-        self.handles = [Handle() for _ in range(count)]
-
-    def commit(self) -> None:
-        self.handles = [
-            store.commit(state, handle)
-            for store, state, handle in zip(self.stores, self.states, self.handles, strict=True)
-        ]
-
-    def copied(self) -> Any:
-        """Return what a copy of the query knows of the buckets."""
-        found = []
-        for number, (store, handle) in enumerate(zip(self.stores, self.handles, strict=True)):
-            assert handle.pointer is not None
-            found.append(CopiedBucket("one", f"{number:05d}", store.files, handle.pointer))
-        return SimpleNamespace(buckets=found)
-
-
-def restored(states: Iterable[Any], new: Callable[[], Any]) -> list[Any]:
-    made = []
-    for written in states:
-        state = new()
-        if written is not None:
-            state.restore(written.units())
-        made.append(state)
-    return made
 
 
 def layout_of(kind: str) -> WindowLayout:

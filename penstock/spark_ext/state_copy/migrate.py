@@ -139,6 +139,11 @@ def migrate_state(
 
 def _check_kind(kind: str, new: Mapping[str, StructType]) -> None:
     """Refuse schemas that do not belong to an operator of this kind."""
+    if kind == "own":
+        raise InvalidUsageError(
+            "the tables of an own operator are not migrated, because their columns are its own",
+            hint="start the operator with a new checkpoint, or convert its tables in restore",
+        )
     known = {*SIDES} if kind == "join" else {"schema"}
     if not new or not new.keys() <= known:
         raise InvalidUsageError(

@@ -10,11 +10,12 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.repartition import merge_states, source_buckets
 from penstock.spark_ext.state_copy.keyed_units import JoinBuckets
+from penstock.spark_ext.state_copy.own_tables import OwnBuckets
 from penstock.spark_ext.state_copy.query_copy import CopiedQuery, Progress, QueryCopy, plan_copy
 from penstock.spark_ext.state_copy.rewrite import (
     OldBuckets,
@@ -27,6 +28,18 @@ from penstock.spark_ext.state_copy.served_windows import window_buckets
 __all__ = ["Rescaled", "rescale_state"]
 
 _LOGGER = logging.getLogger(__name__)
+
+
+class _OldBuckets(Protocol):
+    """The old buckets of an operator, whose keys move to new ones."""
+
+    def rescale(self, bucket: int, buckets: int) -> RewrittenState | None:
+        """Return the state of a new bucket; None if it is empty."""
+
+
+_OLD_BUCKETS: dict[str, Callable[[QueryCopy, Mapping[str, Any]], _OldBuckets]] = {
+    "join": JoinBuckets, "windows": window_buckets, "own": OwnBuckets,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ def rescale_state(
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Rescaled:
-    """Copy the query of an update queue, union, join or windows with another number of buckets.
+    """Copy the query of an update queue, union, join, windows or own operator with other buckets.
 
     Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
     directory in the state location, nothing of the old query changes, and an interrupted call continues if it
@@ -66,7 +79,8 @@ def rescale_state(
     order. Keys of different old buckets are ordered by the arrival of their pending updates; see "Change the
     number of buckets" in ``docs/how-to/state.md``. Windows keep their open panes, rows and sessions, and the
     watermark; in lazy and eager mode also each group's waiting window. Joins keep their held tuples and last
-    matches; a new bucket's watermark is the newest watermark of its old buckets.
+    matches; a new bucket's watermark is the newest watermark of its old buckets. Tables of own operators are
+    divided row by row, so each of them must have the operator's key.
 
     Parameters
     ----------
@@ -83,8 +97,8 @@ def rescale_state(
     Raises
     ------
     InvalidUsageError
-        As for `fork_state`; or if the query has an append or adaptive queue, windows that are joined, or
-        transactions. In these cases nothing has been written.
+        As for `fork_state`; or if the query has an append or adaptive queue, windows that are joined,
+        transactions, or an own operator with a table without its key. Then nothing has been written.
     CorruptDataError
         If a file of the micro-batch is damaged or missing; a running query may have deleted it.
     UnavailableError
@@ -102,13 +116,13 @@ def rescale_state(
         raise InvalidUsageError("less than one bucket is asked for", buckets=buckets)
     copy = plan_copy(checkpoint, path, to, at, change={"buckets": buckets})
     kind, specification = rewritable_kind(copy)
-    copy.begin()
     old_buckets = int(specification["buckets"])
     if kind == "queue":
         state_of = _queue_states(copy, specification, buckets)
     else:
-        old = (JoinBuckets if kind == "join" else window_buckets)(copy, specification)
+        old = _OLD_BUCKETS[kind](copy, specification)
         state_of = functools.partial(old.rescale, buckets=buckets)
+    copy.begin()
     keys = rewrite_buckets(copy, {**specification, "buckets": buckets}, state_of, progress)
     _LOGGER.info(
         "rescaled a query [query=%s batch=%d old_buckets=%d buckets=%d new_query=%s checkpoint=%s]",

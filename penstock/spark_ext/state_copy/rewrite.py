@@ -45,7 +45,8 @@ _OTHERS = {"mode", "sides", "within"}
 """Keys of the specifications of windows and joins, which a queue does not have."""
 _JOIN = {"key", "time", "within", "left", "right"}
 _WINDOWS = {"mode", "window", "aggregates"}
-Kind = Literal["queue", "join", "windows"]
+_OWN = {"operator", "key", "output", "waits"}
+Kind = Literal["queue", "join", "windows", "own"]
 _FILE_ID = FileId("rewritten")
 """The file of each new bucket. It is the only file of its version, and a repeated call finds it."""
 
@@ -77,8 +78,10 @@ def rewritable_kind(copy: QueryCopy) -> tuple[Kind, Mapping[str, Any]]:
         return "join", specification
     if specification.keys() >= _WINDOWS:
         return "windows", specification
+    if specification.keys() >= _OWN:
+        return "own", specification
     raise InvalidUsageError(
-        "only the state of update queues, unions, joins and windows can be rewritten",
+        "only the state of update queues, unions, joins, windows and own operators can be rewritten",
         operator=name,
         hint=hint,
     )

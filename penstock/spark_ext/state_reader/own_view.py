@@ -16,10 +16,10 @@ from penstock.operators.own.state import OperatorState, stored_schemas
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.state_reader.state_view import Stored, displayed_schema, one_of_tables
 
-__all__ = ["OwnView", "own_view"]
+__all__ = ["OwnView", "StoredTables", "own_view"]
 
 
-class _Tables(Operator):
+class StoredTables(Operator):
     """Stands in for the operator, whose class is not needed to read its tables."""
 
     output = ""
@@ -53,7 +53,7 @@ class OwnView:
 
     def new_state(self) -> OperatorState:
         """Return an empty state; see `StateView`."""
-        return OperatorState(_Tables())
+        return OperatorState(StoredTables())
 
     def rows(self, state: OperatorState, unit: PUnit) -> list[pa.Array[Any]] | None:
         """Return the rows of the table; see `StateView`."""

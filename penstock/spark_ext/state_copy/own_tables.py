@@ -1,0 +1,78 @@
+"""Divide the tables of user-defined operators among another number of buckets, row by row."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.errors import InvalidUsageError
+from penstock.operators.own.state import OperatorState
+from penstock.spark_ext.state_copy.keyed_units import OldUnits, WrittenState
+from penstock.spark_ext.state_copy.query_copy import QueryCopy
+from penstock.spark_ext.state_reader.own_view import StoredTables
+from penstock.state_store.keys.key_words import KeyCodec, buckets_of
+
+__all__ = ["OwnBuckets"]
+
+
+class OwnBuckets(OldUnits):
+    """The old buckets of a user-defined operator. Each of its tables must have the operator's key.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a table lacks a key column, or has keys of other buckets.
+    """
+
+    def __init__(self, copy: QueryCopy, specification: Mapping[str, Any]) -> None:
+        super().__init__(copy, specification)
+        self._key = list(specification["key"])
+        for bucket in self._places:
+            for name, block in self._blocks(bucket).items():
+                missing = [column for column in self._key if column not in block.schema.names]
+                if missing:
+                    raise InvalidUsageError(
+                        "a table of the operator lacks key columns, so its rows cannot be divided",
+                        table=name, missing=missing, hint="keep the operator's key in each of its tables",
+                    )  # fmt: skip
+                if (self._buckets_of(block, self.buckets) != bucket).any():
+                    raise InvalidUsageError(
+                        "a table of the operator has keys of other buckets, so its rows cannot be divided",
+                        table=name, key=self._key, hint="store the key columns as the input has them",
+                    )  # fmt: skip
+
+    def _new_state(self) -> OperatorState:
+        return OperatorState(StoredTables())
+
+    def _blocks(self, bucket: int) -> Mapping[str, pa.RecordBatch]:
+        units, _ = self.units(bucket)
+        return units[0].blocks if units else {}
+
+    def _buckets_of(self, block: pa.RecordBatch, buckets: int) -> npt.NDArray[np.int64]:
+        codec = KeyCodec([block.schema.field(name) for name in self._key])
+        keys = codec.encode([block.column(name) for name in self._key])
+        return buckets_of(keys.hashes, buckets)
+
+    def rescale(self, bucket: int, buckets: int) -> WrittenState | None:
+        """Return the state of a new bucket; None if it has no rows."""
+        parts: dict[str, list[pa.RecordBatch]] = {}
+        waits = False
+        for units, meta in self.sources(bucket, buckets):
+            waits |= bool(meta.get("waiting"))
+            for name, block in units[0].blocks.items():
+                mine = self._buckets_of(block, buckets) == bucket
+                parts.setdefault(name, []).append(block.filter(pa.array(mine)))
+        blocks = {name: pa.concat_batches(some) for name, some in parts.items()}
+        rows = sum(block.num_rows for block in blocks.values())
+        if not rows:
+            return None
+        schemas = {name: base64.b64encode(one.schema.serialize()).decode() for name, one in blocks.items()}
+        # How many keys wait is the operator's own affair; it says so after the next micro-batch.
+        facts = {"tables": schemas, "rows": rows, "waiting": int(waits)}
+        return WrittenState([PUnit("snapshot", facts, blocks)])
