@@ -125,7 +125,7 @@ class KeyAccounts:
         self.in_service -= len(ids)
 
     def book_until(self, ids: Integers, now_us: int, *, alone: Integers) -> None:
-        """Count the staleness of waiting keys with one pending update each.
+        """Count the staleness of waiting keys, each of which has one pending update.
 
         Parameters
         ----------

@@ -148,7 +148,7 @@ class Writes(Expressions):
         return row
 
     def named_values(self, node: ast.Call, target: str, names: tuple[str, ...]) -> dict[str, Value | Nothing]:
-        """Compile the values that a call passes for the columns of its target."""
+        """Compile the values that a call of ``insert`` or ``emit`` passes for columns."""
         if node.args or any(keyword.arg is None for keyword in node.keywords):
             raise self.wrong(node, "columns are given by name", f"{ast.unparse(node.func)}(column=value)")
         values: dict[str, Value | Nothing] = {}
