@@ -56,16 +56,16 @@ def add_bases(
     Parameters
     ----------
     masks : ndarray
-        The masks of the records, then those of `declared`.
+        The masks of the records, then the masks to which `declared` refers.
     bases : ndarray, two-dimensional
-        For each route and record its base partition; -1 if it has none.
+        The base partition for each route and each record; -1 if there is none.
     routing : ndarray
         The route of each procedure; -1 if it has none.
     procedure : ndarray
         The procedure of each record.
     declared : ndarray
-        The place in `masks` of what the record needs if no attribute routes it; -1 if that is the same. Such
-        a record needs all partitions if an attribute routes it wrong.
+        For each record, the index in `masks` of the partitions that it needs if no attribute routes it; -1
+        if they are the same. A record with an index needs all partitions if an attribute routes it wrong.
     every : uint64
         All partitions.
     out : ndarray

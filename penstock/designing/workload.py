@@ -85,9 +85,10 @@ class Workload:
         For each option and record, the partitions that the record needs; then, for each record of
         `declared_place`, the partitions that it needs if no attribute routes it.
     fixed : ndarray of uint64
-        The partitions that each record needs in any design, and after these the same for `declared_place`.
+        The partitions that each record needs in any design, then the same for the records of
+        `declared_place`.
     declared_place : ndarray of int64
-        For each record of `Trace.actual` its second place in `masks`; -1 for other records.
+        For each record of `Trace.actual`, its second index in `masks`; -1 for other records.
     attributes : tuple of tuple of str
         For each procedure, the attributes that may route it.
     bases : ndarray of int8, two-dimensional
@@ -417,8 +418,8 @@ class _Encoder:
     def bases(self) -> tuple[npt.NDArray[np.int8], tuple[tuple[str, ...], ...]]:
         """Return the base partition of each transaction by each attribute that may route it.
 
-        The first attribute of each procedure is `UNROUTED`: in a recorded trace the transaction begins in any
-        partition, else its declared accesses decide.
+        The first attribute of each procedure is `UNROUTED`. In a recorded trace, such a transaction begins
+        in any partition; in other traces, its declared accesses decide.
         """
         trace = self._trace
         if not trace.recorded and trace.actual is None:

@@ -79,7 +79,7 @@ def _attributes_of(database: Database, name: str) -> tuple[str, ...]:
 
 
 def _recordable(database: Database, calls: Sequence[Request]) -> list[Request]:
-    """Return the first calls that Python can run; the rows that others change are not changed."""
+    """Return the first calls that Python can run; other calls do not run, so they change no rows."""
     found: list[Request] = []
     left = MOST_RECORDED
     for name, events in calls:

@@ -178,7 +178,7 @@ class KeyAccounts:
         self.records.dirty[ids] = True
 
     def discount(self, ids: Integers, shares: Integers | None, mean_us: float | None) -> Integers | None:
-        """Return the shares of keys whose weights are divided by the keys' costs, if costs are by key."""
+        """Return the shares of keys; if costs are measured by key, weights are divided by them."""
         if not self.records.has("cost_us") or mean_us is None:
             return shares
         costs = self.records["cost_us"][ids]

@@ -76,7 +76,7 @@ class ServedQueue(Protocol[A_contra]):
         """Record that results have reached the application."""
 
     def observe_cost(self, elapsed_us: float, tuples: int, ids: Integers | None = None) -> None:
-        """Record the time that serving tuples took, of the keys `ids` if given."""
+        """Record the time that serving tuples took; `ids` are the keys of the tuples, if given."""
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Return queue and application staleness since the last call."""

@@ -74,7 +74,7 @@ def use_predictor(
     predictor : StoredPredictor, optional
         The predictor.
     routing : mapping of str to str
-        The routing attributes of procedures; these are not predicted otherwise.
+        The routing attributes of procedures. The predictor does not predict these procedures.
 
     Raises
     ------
