@@ -1,8 +1,9 @@
 """The page of combinations, made from what tests recorded: ``python -m tests.combinations [RECORD ...]``.
 
-With ``PENSTOCK_RECORD=FILE``, pytest adds a line of JSON to the file for each test of Spark that ran; see
-`record`. The command takes such files into `RESULTS`, and writes `PAGE` from it. Recorded outcomes replace
-older ones of the same case, or the same file of tests, of a version, a kind of session and a Python.
+With ``PENSTOCK_RECORD=FILE``, pytest adds a line of JSON to the file for each test of `FOLDERS` that ran;
+see `record`. The command takes such files into `RESULTS`, and writes `PAGE` from it. Recorded outcomes
+replace older ones of the same case, or the same file of tests, of a version, a kind of session and a Python.
+Of a test that ran more than once in the files of one command, the last outcome counts.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from typing import Any, Final
 
 import pytest
 
-__all__ = ["CASES", "PAGE", "RESULTS", "merge", "record", "render"]
+__all__ = ["CASES", "FOLDERS", "PAGE", "RESULTS", "merge", "record", "render"]
 
 _HERE: Final = Path(__file__).parent
 RESULTS: Final = _HERE / "spark" / "combinations.json"
 PAGE: Final = _HERE.parent / "docs" / "reference" / "combinations.md"
 CASES: Final = "test_combinations.py"
 """The file whose parameters are a source and a sink."""
+
+FOLDERS: Final = ("tests/spark/", "tests/conformance/", "tests/crash/")
+"""Where the tests are that depend on Spark's version."""
 
 _VARIABLE: Final = "PENSTOCK_RECORD"
 _NOT_RUN: Final = "not run"
@@ -59,7 +63,7 @@ def record(report: pytest.TestReport) -> None:
     file = os.environ.get(_VARIABLE)
     if file is None or not (report.when == "call" or (report.when == "setup" and not report.passed)):
         return
-    if not report.nodeid.startswith("tests/spark/"):
+    if not report.nodeid.startswith(FOLDERS):
         return
     import pyspark
 
@@ -73,19 +77,19 @@ def record(report: pytest.TestReport) -> None:
 
 def merge(results: dict[str, Any], lines: Iterable[str], day: str) -> None:
     """Take recorded lines into the results."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
+    outcomes: dict[tuple[str, str], dict[str, str]] = {}
     for entry in map(json.loads, lines):
         run = results.setdefault(entry["run"], {"cases": {}, "files": {}})
         run["day"] = day
         path, _, test = entry["test"].partition("::")
-        name = Path(path).name
-        if name == CASES:
+        name = path.removeprefix("tests/")
+        if name == f"spark/{CASES}":
             if "[" in test:
                 run["cases"][test.partition("[")[2].removesuffix("]")] = entry["outcome"]
         else:
-            counts.setdefault((entry["run"], name), Counter())[entry["outcome"]] += 1
-    for (run_name, name), outcomes in counts.items():
-        results[run_name]["files"][name] = dict(sorted(outcomes.items()))
+            outcomes.setdefault((entry["run"], name), {})[test] = entry["outcome"]
+    for (run_name, name), of_file in outcomes.items():
+        results[run_name]["files"][name] = dict(sorted(Counter(of_file.values()).items()))
 
 
 def _order(run: str) -> tuple[Any, ...]:
@@ -123,7 +127,7 @@ def render(results: dict[str, Any]) -> str:
         ),
     )
     text += _FILES + _table(
-        ["File below `tests/spark`", *runs],
+        ["File below `tests`", *runs],
         ([f"`{file}`", *(_count(results[run]["files"].get(file)) for run in runs)] for file in files),
     )
     days = _table(["Run", "Recorded"], ([run, results[run]["day"]] for run in runs))

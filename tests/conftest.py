@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from penstock import errors
 from penstock.jobs.class_archive import class_archive, option
+from tests import combinations
 from tests.long_tests import examples
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("long") and not os.environ.get("PENSTOCK_LONG"):
         pytest.skip("takes long; PENSTOCK_LONG=1 runs it")
     errors._hidden.clear()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Record the outcome, if asked."""
+    combinations.record(report)
 
 
 @pytest.fixture

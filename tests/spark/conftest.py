@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
-from tests import combinations
 from tests.spark.connect_server import ConnectServer
 from tests.spark.hadoop import lighten
 
@@ -56,11 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Ignore the sockets of Python sources that older PySparks leave to the garbage collector."""
     if not HAS_ADMISSION_CONTROL:
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record the outcome, if asked."""
-    combinations.record(report)
 
 
 def lean_session(
