@@ -15,9 +15,17 @@ __all__ = ["estimate"]
 
 
 def estimate(
-    model: MarkovModel, partitions_of: Callable[[int, int], int], threshold: float, writes: list[bool]
+    model: MarkovModel,
+    partitions_of: Callable[[int, int], int],
+    threshold: float,
+    writes: list[bool],
+    required: list[bool],
+    last: list[bool],
 ) -> Estimate:
-    """Return the estimate of a transaction; `partitions_of` maps a query and its counter to partitions."""
+    """Return the estimate of a transaction; `partitions_of` maps a query and its counter to partitions.
+
+    While a query of `required` is possible, a transaction neither commits nor executes one of `last`.
+    """
     vertex, path, accessed, written = BEGIN, [BEGIN], 0, 0
     confidence, abort, is_exact = 1.0, 0.0, True
     masks: list[int] = []
@@ -27,12 +35,16 @@ def estimate(
     for _ in range(1_000):
         groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
         weights: dict[tuple[int, int], int] = {}
+        following = [model.states[child][:2] for child in model.edges[vertex] if child not in (COMMIT, ABORT)]
+        goes_on = any(required[name] and partitions_of(name, at) != IMPOSSIBLE for name, at in following)
         for child, count in model.edges[vertex].items():
+            if child == COMMIT and goes_on:
+                continue
             if child in (COMMIT, ABORT):
                 key = (-1, child)
             else:
                 key = model.states[child][:2]
-                if partitions_of(*key) == IMPOSSIBLE:
+                if partitions_of(*key) == IMPOSSIBLE or (goes_on and last[key[0]]):
                     continue
             groups.setdefault(key, []).append((count, child))
             weights[key] = weights.get(key, 0) + count

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.designing.traces.trace import column_numbers
-from penstock.predicting.models.parameters import ANY_COUNTER, QueryName, Source, read_digits
+from penstock.predicting.models.parameters import (
+    ANY_COUNTER,
+    Bound,
+    Limit,
+    QueryName,
+    Source,
+    read_digits,
+)
 from penstock.predicting.recording import ProcedureTrace, key_numbers
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.compiler.values import AccessMode
 from penstock.procedures.schema import Column, Kind
 from penstock.procedures.texts import Numbers
 
-__all__ = ["LEAST_COEFFICIENT", "base_attribute", "find_sources"]
+__all__ = ["LEAST_COEFFICIENT", "base_attribute", "find_bounds", "find_sources"]
 
 LEAST_COEFFICIENT = 0.9
 """Attributes with a lower coefficient are not sources: their values are equal by chance."""
@@ -61,6 +69,50 @@ def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
             }
             sources += _best(place, column, equal, counters[chosen])
     return tuple(sources)
+
+
+def find_bounds(trace: ProcedureTrace) -> tuple[Bound, ...]:
+    """Return how the event limits the number of times that a transaction executes each query.
+
+    The trace shows a limit if no transaction exceeds it. A list limits a query that most transactions which
+    commit execute once for each element. An attribute that is null, or that is not, excludes a query that
+    other transactions execute. Last come queries that no transaction executes before a query of a list
+    (departure from H-Store §5.3.1).
+    """
+    count = trace.transactions
+    owner = np.repeat(np.arange(count), np.diff(trace.starts))
+    bounds: list[Bound] = []
+    for place in range(len(trace.names)):
+        times = np.bincount(owner[trace.query == place], minlength=count)
+        for attribute in trace.program.event:
+            values: Any = trace.events.column(attribute.name)
+            is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+            if attribute.is_list:
+                offsets = np.asarray(values.offsets.to_numpy(), np.int64)
+                lengths = np.where(is_valid, np.diff(offsets), 0)
+                ended = ~trace.aborted
+                is_varied = len(np.unique(lengths[ended])) > 1
+                equal = times[ended] == lengths[ended]
+                if is_varied and (times <= lengths).all() and equal.mean() >= LEAST_COEFFICIENT:
+                    is_reached = bool(equal.all())
+                    bounds.append(Bound(place, attribute.name, Limit.LENGTH, is_reached))
+            for limit, excludes in ((Limit.NULL, ~is_valid), (Limit.VALUE, is_valid)):
+                others = times[~excludes]
+                if excludes.sum() >= _LEAST_COMPARISONS and not times[excludes].any() and others.any():
+                    bounds.append(Bound(place, attribute.name, limit))
+    required = sorted({bound.query for bound in bounds if bound.is_reached})
+    return (*bounds, *(Bound(place, "", Limit.LAST) for place in _last_queries(trace, owner, required)))
+
+
+def _last_queries(trace: ProcedureTrace, owner: Numbers, required: Sequence[int]) -> Iterator[int]:
+    """Yield the queries that no transaction executes before one of the required queries."""
+    ends = np.full(trace.transactions, -1)
+    is_required = np.isin(trace.query, required)
+    np.maximum.at(ends, owner[is_required], np.flatnonzero(is_required))
+    for place in range(len(trace.names)) if required else ():
+        chosen = np.flatnonzero(trace.query == place)
+        if place not in required and len(chosen) and (chosen > ends[owner[chosen]]).all():
+            yield place
 
 
 def _may_be_digits(attribute: Column, column: Column) -> bool:

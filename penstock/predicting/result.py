@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.predicting.accuracy import Accuracy
 from penstock.predicting.drawing import draw
-from penstock.predicting.models.parameters import ANY_COUNTER, Source
+from penstock.predicting.models.parameters import ANY_COUNTER, Bound, Limit, Source
 from penstock.predicting.models.predictor import Predictor, ProcedureModels
 
 __all__ = ["PredictionResult"]
@@ -66,7 +66,7 @@ class PredictionResult:
         chosen = f", by {' and '.join(map(str, models.features))}" if models.features else ""
         yield f"  {models.title}: {count} model{'s' if count > 1 else ''}{chosen}, {states} states"
         yield f"    {_describe(accuracy)}"
-        lines = list(_source_lines(models.names, models.sources))
+        lines = [*_source_lines(models.names, models.sources), *_bound_lines(models.names, models.bounds)]
         yield from lines[:_MOST_SOURCES]
         if len(lines) > _MOST_SOURCES:
             yield f"    and {len(lines) - _MOST_SOURCES} more"
@@ -78,6 +78,16 @@ def _source_lines(names: Sequence[object], sources: Sequence[Source]) -> Iterato
         how = "the compiler knows" if source.is_exact else f"in {source.coefficient:.1%} of the trace"
         digits = "the digits of " if source.is_digits else ""
         yield f"    {names[source.query]}{number}: {source.column} is {digits}e.{source.attribute}, {how}"
+
+
+def _bound_lines(names: Sequence[object], bounds: Sequence[Bound]) -> Iterator[str]:
+    for bound in bounds:
+        if bound.limit is Limit.LENGTH:
+            most = "" if bound.is_reached else "at most "
+            yield f"    {names[bound.query]}: {most}once for each element of e.{bound.attribute}"
+        elif bound.limit is not Limit.LAST:
+            state = "is null" if bound.limit is Limit.NULL else "has a value"
+            yield f"    {names[bound.query]}: not if e.{bound.attribute} {state}"
 
 
 def _describe(accuracy: Accuracy) -> str:

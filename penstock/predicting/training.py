@@ -10,7 +10,7 @@ import numpy as np
 from penstock.operators.simulation.draws import draws
 from penstock.predicting.accuracy import Accuracy, judge
 from penstock.predicting.clustering import cluster, grow_tree, select_features
-from penstock.predicting.mappings import base_attribute, find_sources
+from penstock.predicting.mappings import base_attribute, find_bounds, find_sources
 from penstock.predicting.models.features import Feature, Tree, features_of, read_features
 from penstock.predicting.models.markov import MarkovModel, Query
 from penstock.predicting.models.predictor import ProcedureModels
@@ -105,10 +105,11 @@ def train(
     trace = samples.trace
     sources = find_sources(trace)
     base = base_attribute(trace, sources)
+    bounds = find_bounds(trace)
     everything = np.arange(len(samples))
     models = ProcedureModels(
         trace.procedure, trace.kind, trace.program.digest, trace.names, sources, base, (), Tree(),
-        [_model(samples, everything.tolist())],
+        [_model(samples, everything.tolist())], bounds,
     )  # fmt: skip
     if not clustered:
         return models
@@ -144,7 +145,7 @@ def _select(samples: Samples, models: ProcedureModels, threshold: float) -> tupl
         assign = cluster(rows[training])
         divided = ProcedureModels(
             models.procedure, models.kind, models.digest, models.names, models.sources, base, (), Tree(),
-            _models(samples, validation, assign(rows[validation])),
+            _models(samples, validation, assign(rows[validation])), models.bounds,
         )  # fmt: skip
         numbers = np.minimum(assign(rows[testing]), len(divided.models) - 1)
         return _judge_all(divided, samples, testing, numbers, threshold).penalty

@@ -78,10 +78,20 @@ def test_tables_solve_the_equations_of_the_chain(transactions: list[tuple[list[Q
 
 
 class Sources:
-    """The partitions of three queries: those of an attribute, of the elements of a list, or none."""
+    """The partitions of three queries: those of an attribute, of the elements of a list, or none.
 
-    def __init__(self, kinds: list[str]) -> None:
-        self.kinds = kinds
+    An attribute may also limit how often a query is executed.
+    """
+
+    def __init__(self, kinds: list[str], limits: list[tuple[str, str]]) -> None:
+        self.kinds, self.limited = kinds, [limit for limit, _ in limits]
+        self.required = [role == "required" for _, role in limits]
+        self.last = [role == "last" for _, role in limits]
+
+    def limits(self, names: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        places = {"none": [-1, -1], "value": [0, -1], "list": [1, -1], "both": [1, 0]}
+        bounds = np.array([places[limit] for limit in self.limited])
+        return bounds, np.array(self.required), np.array(self.last)
 
     def sources(self, names: int) -> tuple[np.ndarray, np.ndarray]:
         places = {"value": [0, 0], "list": [1, 1], "first": [1, UNKNOWN], "fixed": [FIXED] * 2}
@@ -94,6 +104,10 @@ class Sources:
         def partitions(query: int, counter: int) -> int:
             kind = self.kinds[query]
             number = UNKNOWN
+            if self.limited[query] in ("value", "both") and value < 0:
+                return IMPOSSIBLE
+            if self.limited[query] in ("list", "both") and counter >= len(elements):
+                return IMPOSSIBLE
             if kind == "fixed":
                 return 5
             if kind == "value":
@@ -116,12 +130,20 @@ EVENTS = st.lists(
 @given(
     st.lists(st.lists(st.tuples(QUERIES, st.booleans()), min_size=1, max_size=12), min_size=1, max_size=2),
     st.lists(st.sampled_from(["value", "list", "first", "fixed", "none"]), min_size=3, max_size=3),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["none", "value", "list", "both"]), st.sampled_from(["", "required", "last"])
+        ),
+        min_size=3,
+        max_size=3,
+    ),
     EVENTS,
     st.sampled_from([0.1, 0.5, 1.0]),
 )
 def test_walks_equal_those_of_a_plain_walker(
     traces: list[list[tuple[list[Query], bool]]],
     kinds: list[str],
+    limits: list[tuple[str, str]],
     events: list[tuple[int, list[int]]],
     threshold: float,
 ) -> None:
@@ -132,7 +154,7 @@ def test_walks_equal_those_of_a_plain_walker(
             model.add(queries, aborted=aborted)
         model.process()
         models.append(model)
-    sources = Sources(kinds)
+    sources = Sources(kinds, limits)
     scalars = np.array([value for value, _ in events])
     starts = np.cumsum([0, *(len(elements) for _, elements in events)])
     flat = np.array([number for _, elements in events for number in elements], np.int64)
@@ -142,7 +164,9 @@ def test_walks_equal_those_of_a_plain_walker(
         numbers = np.full(len(events), number)
         partitions, written, undo = walker.walk(values, np.arange(len(events)), numbers)
         for event, (value, elements) in enumerate(events):
-            expected = naive_walks.estimate(model, sources.of(value, elements), threshold, WRITES)
+            expected = naive_walks.estimate(
+                model, sources.of(value, elements), threshold, WRITES, sources.required, sources.last
+            )
             assert walker.estimate(values, event, number) == expected
             found = partitions[event], written[event], undo[event]
             assert found == (expected.partitions, expected.written, expected.needs_undo)

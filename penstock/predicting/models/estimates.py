@@ -145,6 +145,7 @@ def _make_graph(models: Sequence[MarkovModel], writes: Sequence[bool], parameter
     counts, children = np.array(members, np.int64).reshape(-1, 2).T.copy()
     states = [state for model in models for state in model.states]
     fixed, source = parameters.sources(len(writes))
+    bounds, required, last = parameters.limits(len(writes))
     return Graph(
         np.cumsum([0, *(len(model) for model in models[:-1])]),
         np.array(group_starts),
@@ -153,7 +154,7 @@ def _make_graph(models: Sequence[MarkovModel], writes: Sequence[bool], parameter
         np.concatenate([model.risk for model in models]),
         np.array([model.abort[BEGIN] for model in models]),
         np.array([np.maximum(model.reads[BEGIN], model.changes[BEGIN]) for model in models]),
-        np.array(writes, np.bool_), fixed, source,
+        np.array(writes, np.bool_), fixed, source, bounds, required, last,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,7 +22,9 @@ __all__ = [
     "ANY_COUNTER",
     "AttributeKey",
     "AttributePartitions",
+    "Bound",
     "EventParameters",
+    "Limit",
     "Parameters",
     "QueryName",
     "Source",
@@ -93,6 +96,40 @@ class Source:
     is_digits: bool = False
 
 
+class Limit(StrEnum):
+    """How an attribute limits the number of times that a query is executed."""
+
+    LENGTH = "length"
+    """At most once for each element of the list."""
+    NULL = "null"
+    """Not if the attribute is null."""
+    VALUE = "value"
+    """Not if the attribute has a value."""
+    LAST = "last"
+    """Not before the queries that are executed for each element of lists."""
+
+
+class Bound(NamedTuple):
+    """A limit of a query.
+
+    Attributes
+    ----------
+    query : int
+        The place of the query's name.
+    attribute : str
+        The attribute; empty for `Limit.LAST`.
+    limit : Limit
+        The limit.
+    is_reached : bool
+        Whether transactions that commit execute the query as often as the limit allows.
+    """
+
+    query: int
+    attribute: str
+    limit: Limit
+    is_reached: bool = False
+
+
 def read_digits(texts: pa.Array[Any]) -> pa.Array[Any]:
     """Convert texts of digits to numbers; null for a text that is not a number below 10 ** 18."""
     is_number = pc.match_substring_regex(texts, "^[0-9]{1,18}$")
@@ -114,6 +151,8 @@ class Parameters:
         The placements of partitioned tables.
     partitions : int
         The number of partitions.
+    bounds : sequence of Bound
+        How often queries may be executed.
     """
 
     def __init__(
@@ -123,7 +162,9 @@ class Parameters:
         event: Sequence[Column],
         placements: Mapping[str, Placement],
         partitions: int,
+        bounds: Sequence[Bound] = (),
     ) -> None:
+        self._bounds = list(bounds)
         self.everywhere = (1 << partitions) - 1
         self._columns = {column.name: column for column in event}
         self._fixed: dict[int, int] = {}
@@ -169,7 +210,30 @@ class Parameters:
             if array.null_count:
                 partitions = np.where(array.is_valid().to_numpy(zero_copy_only=False), partitions, UNKNOWN)
             values[key] = starts, partitions
-        return EventParameters([values[key] for key in keys], events.num_rows)
+        limits = [_read_limit(events.column(name), limit) for name, limit in self._limits()]
+        return EventParameters([*(values[key] for key in keys), *limits], events.num_rows)
+
+    def _limits(self) -> list[tuple[str, Limit]]:
+        """Return the attributes and limits of `bounds`; `EventParameters` has them after the partitions."""
+        limits = ((bound.attribute, bound.limit) for bound in self._bounds if bound.attribute)
+        return list(dict.fromkeys(limits))
+
+    def limits(self, names: int) -> tuple[Numbers, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Return `Graph.bounds`, `Graph.required` and `Graph.last`."""
+        first = len(self.attributes())
+        places = {limit: first + number for number, limit in enumerate(self._limits())}
+        of_query: list[list[int]] = [[] for _ in range(names)]
+        required, last = np.zeros((2, names), np.bool_)
+        for bound in self._bounds:
+            if bound.limit is Limit.LAST:
+                last[bound.query] = True
+                continue
+            of_query[bound.query].append(places[bound.attribute, bound.limit])
+            required[bound.query] |= bound.is_reached
+        found = np.full((names, max(map(len, of_query), default=0)), -1)
+        for query, limits in enumerate(of_query):
+            found[query, : len(limits)] = limits
+        return found, required, last
 
     def sources(self, names: int) -> tuple[npt.NDArray[np.uint64], Numbers]:
         """Return `Graph.fixed` and `Graph.source`; the attributes are in the order of `EventParameters`."""
@@ -186,14 +250,23 @@ class Parameters:
         return fixed, source
 
 
+def _read_limit(values: pa.Array[Any], limit: Limit) -> AttributePartitions:
+    """Return a limit as `AttributeValues` has it: a list without numbers, or a negative number for never."""
+    if limit is Limit.LENGTH:
+        starts = np.asarray(values.offsets.to_numpy(), np.int64)
+        return starts, np.zeros(len(values.values), np.int64)
+    is_valid = values.is_valid().to_numpy(zero_copy_only=False)
+    return None, np.where(is_valid == (limit is Limit.NULL), 0, UNKNOWN)
+
+
 class EventParameters:
     """The partitions of the attributes of events; see `Parameters.read`.
 
     Attributes
     ----------
     values : list
-        One pair for each attribute: the position where each event's list starts (None if the attribute is not
-        a list), and the partition numbers of the attribute's values.
+        One pair for each attribute: the position where each event's list starts (None if the attribute is
+        not a list), and the partition numbers of the attribute's values. Then pairs for limits.
     events : int
         The number of events.
     """

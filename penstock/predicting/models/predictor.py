@@ -14,7 +14,7 @@ from penstock.errors import InvalidUsageError
 from penstock.predicting.models.estimates import Walker
 from penstock.predicting.models.features import Category, Feature, Tree, read_features
 from penstock.predicting.models.markov import MarkovModel
-from penstock.predicting.models.parameters import Parameters, QueryName, Source
+from penstock.predicting.models.parameters import Bound, Limit, Parameters, QueryName, Source
 from penstock.predicting.models.runtime import RunningPredictor
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.stored_text import StoredText
@@ -23,7 +23,7 @@ from penstock.procedures.texts import Numbers
 
 __all__ = ["Predictor", "ProcedureModels", "describe_placements"]
 
-_VERSION = 1
+_VERSION = 2
 _HINT = "penstock predict writes such a file"
 
 
@@ -51,6 +51,8 @@ class ProcedureModels:
         The decision tree.
     models : list of MarkovModel
         The models.
+    bounds : tuple of Bound
+        How often queries are executed, by the event.
     """
 
     procedure: str
@@ -62,6 +64,7 @@ class ProcedureModels:
     features: tuple[Feature, ...]
     tree: Tree
     models: list[MarkovModel]
+    bounds: tuple[Bound, ...] = ()
 
     @property
     def title(self) -> str:
@@ -77,7 +80,7 @@ class ProcedureModels:
         self, event: Sequence[Column], placements: Mapping[str, Placement], partitions: int
     ) -> Parameters:
         """Return the partitions of the procedure's queries by the attributes of events."""
-        return Parameters(self.names, self.sources, event, placements, partitions)
+        return Parameters(self.names, self.sources, event, placements, partitions, self.bounds)
 
     def choose(self, events: pa.RecordBatch, event: Sequence[Column], partitions: int) -> Numbers:
         """Return the number of the model of each event."""
@@ -108,6 +111,7 @@ class ProcedureModels:
                 ]
                 for one in self.sources
             ],
+            "bounds": [list(bound) for bound in self.bounds],
             "base": self.base,
             "features": [list(feature) for feature in self.features],
             "tree": [self.tree.feature, self.tree.bound, self.tree.left, self.tree.right, self.tree.model],
@@ -129,7 +133,9 @@ class ProcedureModels:
             tuple(Feature(Category(category), attribute) for category, attribute in content["features"]),
             Tree(*map(tuple, content["tree"])),
             [MarkovModel.from_json(model, partitions, writes) for model in content["models"]],
-        )
+            tuple(Bound(query, name, Limit(limit), is_reached) for query, name, limit, is_reached in
+                  content["bounds"]),
+        )  # fmt: skip
 
 
 @dataclass

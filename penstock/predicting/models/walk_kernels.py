@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._kernels import kernel
+from penstock.predicting.models.markov import COMMIT
 from penstock.procedures.texts import Numbers
 
 __all__ = [
@@ -56,6 +57,13 @@ class Graph(NamedTuple):
     source : ndarray, two-dimensional
         For each name and counter, the position of the attribute that determines the partitions, or `UNKNOWN`
         or `FIXED`. The last column is for all greater counters.
+    bounds : ndarray, two-dimensional
+        For each name, the positions of the attributes that limit how often it is executed, then -1: at most
+        once for each element of a list, or not at all if the number is negative.
+    required : ndarray of bool
+        For each name, whether a transaction that commits executes it as often as its bounds allow.
+    last : ndarray of bool
+        For each name, whether a transaction executes it only after all queries of `required`.
     """
 
     first: Numbers
@@ -73,6 +81,9 @@ class Graph(NamedTuple):
     writes: Booleans
     fixed: Masks
     source: Numbers
+    bounds: Numbers
+    required: Booleans
+    last: Booleans
 
 
 class AttributeValues(NamedTuple):
@@ -101,6 +112,16 @@ def resolve(
     graph: Graph, values: AttributeValues, event: int, query: int, counter: int
 ) -> tuple[int, np.uint64]:
     """Return `FIXED` and the partitions of a query, or `UNKNOWN` or `IMPOSSIBLE`."""
+    for k in range(graph.bounds.shape[1]):
+        limit = graph.bounds[query, k]
+        if limit < 0:
+            break
+        if values.lists[limit] >= 0:
+            start = values.lists[limit] + event
+            if counter >= values.starts[start + 1] - values.starts[start]:
+                return IMPOSSIBLE, np.uint64(0)
+        elif values.numbers[values.offsets[limit] + event] < 0:
+            return IMPOSSIBLE, np.uint64(0)
     last = graph.source.shape[1] - 1
     place = graph.source[query, min(counter, last)]
     if place == FIXED:
@@ -132,10 +153,12 @@ def walk(
 ) -> tuple[int, int, np.uint64, np.uint64, bool, bool, float, float]:
     """Walk the most likely path of a transaction, and return the estimate that follows from it.
 
-    At each vertex the next query is the most frequent query that the event allows. The next state is the
-    state of this query that accesses the partitions that the event determines. If there is no such state,
-    because no transaction of the trace had this combination of partitions, the path continues at another
-    state of the query, but with the event's partitions (departure from H-Store §5.3.2, where the path ends).
+    At each vertex the next query is the most frequent query that the event allows. A transaction neither
+    commits nor executes its last queries while a query that it must execute remains (departure from H-Store
+    §5.3.2, where only the length of a list excludes queries). The next state is the state of this query that
+    accesses the partitions that the event determines. If there is no such state, because no transaction of
+    the trace had this combination of partitions, the path continues at another state of the query, but with
+    the event's partitions (departure from H-Store §5.3.2, where the path ends).
 
     Parameters
     ----------
@@ -179,11 +202,19 @@ def walk(
     for _ in range(MOST_QUERIES):
         best = -1
         total = np.int64(0)
-        for group in range(graph.group_starts[base + vertex], graph.group_starts[base + vertex + 1]):
+        begin, end = graph.group_starts[base + vertex], graph.group_starts[base + vertex + 1]
+        must_go_on = False
+        for group in range(begin, end):
+            if graph.query[group] >= 0 and graph.required[graph.query[group]] and not must_go_on:
+                kind, mask = resolve(graph, values, event, graph.query[group], graph.counter[group])
+                must_go_on = kind != IMPOSSIBLE
+        for group in range(begin, end):
             if graph.query[group] >= 0:
                 kind, mask = resolve(graph, values, event, graph.query[group], graph.counter[group])
-                if kind == IMPOSSIBLE:
+                if kind == IMPOSSIBLE or (must_go_on and graph.last[graph.query[group]]):
                     continue
+            elif must_go_on and graph.counter[group] == COMMIT:
+                continue
             total += graph.weight[group]
             if best < 0 or graph.weight[group] > graph.weight[best]:
                 best = group
