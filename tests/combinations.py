@@ -37,23 +37,23 @@ _PYTHON: Final = "3.11"
 _HEAD: Final = """\
 # Combinations
 
-Which source, sink, version of Spark and kind of session ran together. `python -m tests.combinations` writes
-this page from the records of test runs, which `script/versions` makes. "not run" means that there is no
-record of it. Results are of Python {python}, unless the head of a column says another.
+This page shows which sources, sinks, versions of Spark and kinds of session were tested together.
+`python -m tests.combinations` writes it from the records of test runs, which `script/versions` makes. "not run"
+means that there is no record. Results are of Python {python}, unless the head of a column names another version.
 
 ## Sources and sinks
 
 Each row is one case of `tests/spark/{cases}`: a pipeline from the source through an update queue to the
 sink, which must end with the newest row of each key. The source `spark` is `rate-micro-batch`, the sink
-`spark` JSON files, and `upsert` writes SQLite. Cases with `kafka` are skipped where Spark's connector
+`spark` writes JSON files, and `upsert` writes SQLite. Cases with `kafka` are skipped where Spark's connector
 could not be fetched.
 
 """
 _FILES: Final = """
 ## Tests of each part
 
-The outcomes of whole files of tests: `12+1` means that 12 tests passed and one was skipped, because this
-version or kind of session lacks something, or because the test takes long.
+The table shows the outcomes of whole files of tests. `12+1` means that 12 tests passed and one was skipped.
+A test is skipped if this version or kind of session lacks something, or if the test takes long.
 
 """
 
