@@ -125,7 +125,7 @@ def run(
         ),
     ] = None,
     opentelemetry: Annotated[
-        bool, typer.Option("--opentelemetry", help="Send metrics by OTLP, as OTEL_* variables say.")
+        bool, typer.Option("--opentelemetry", help="Send metrics by OTLP, configured by OTEL_* variables.")
     ] = False,
     dashboard_at: Annotated[
         str | None,
@@ -260,7 +260,7 @@ def explain(
     ] = None,
     measured: Annotated[
         bool,
-        typer.Option("--measured", help="Tell the share of forwarded transactions in the checkpoint."),
+        typer.Option("--measured", help="Show the share of forwarded transactions in the checkpoint."),
     ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -378,7 +378,7 @@ def demo(
 
 @app.command()
 def simulate(
-    load: Annotated[float, typer.Option(help="How many updates arrive for each one served.")] = 10.0,
+    load: Annotated[float, typer.Option(help="How many updates arrive for each served update.")] = 10.0,
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 100,
     skew: Annotated[float, typer.Option(help="Zipf exponent of the keys; 0 for equal keys.")] = 0.9,
     updates: Annotated[int, typer.Option(help="Length of the run, in updates.")] = 20_000,

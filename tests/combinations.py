@@ -38,8 +38,9 @@ _HEAD: Final = """\
 # Combinations
 
 This page shows which sources, sinks, versions of Spark and kinds of session were tested together.
-`python -m tests.combinations` writes it from the records of test runs, which `script/versions` makes. "not run"
-means that there is no record. Results are of Python {python}, unless the head of a column names another version.
+`python -m tests.combinations` writes it from the records of test runs, which `script/versions` makes.
+"not run" means that there is no record. Results are of Python {python}, unless the head of a column names
+another version.
 
 ## Sources and sinks
 

@@ -366,7 +366,7 @@ def _value_problems(source: KafkaSource) -> Iterator[Problem]:
     if has_schema and source.value_schema is None and not subject:
         yield (
             ("source", "value_schema"),
-            "is required, or registry with a subject, whose newest schema counts",
+            "is required, or registry with a subject, whose newest schema is used",
             "name the file of the schema",
         )
     if source.message is not None and has_schema and kind != "protobuf":

@@ -67,7 +67,7 @@ def check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Grap
     raise InvalidUsageError(
         "the checkpoint belongs to another graph, or to another plan of this graph",
         hint="undo the change, also one of statistics or persist, or set another checkpoint; only the sink, "
-        "and operators without state behind the last p-stream, may change",
+        "and operators without state after the last p-stream, may change",
         checkpoint=directory.location,
         was=was,
         now=now,
@@ -94,7 +94,7 @@ def _columns_error(was: str, now: str) -> InvalidUsageError | None:
     changed = ", ".join(f"{name} was {old}, is {new}" for name, (old, new) in types.items() if old != new)
     return InvalidUsageError(
         "an operator would keep other columns than in its checkpoint",
-        hint="use the columns behind it as before (in a select or results.projection), or start with a new "
+        hint="use the columns after it as before (in a select or results.projection), or start with a new "
         "checkpoint",
         operator=new["name"],
         more=", ".join(name for name in after if name not in before) or "none",

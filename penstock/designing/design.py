@@ -119,7 +119,7 @@ def design(
             rows = _load(database, tables)
     if memory_bytes is not None and rows is None:
         raise InvalidUsageError(
-            "only a log or rows tell the sizes of tables",
+            "only a log or rows show the sizes of tables",
             hint="give log= or tables=, or leave out memory_bytes=",
         )
     calls = list(calls)

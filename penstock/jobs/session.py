@@ -121,7 +121,7 @@ def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
         raise UnavailableError(
-            "Spark's JVM did not start", hint=f"its output above says why; {JAVA_HINT}"
+            "Spark's JVM did not start", hint=f"its output above shows why; {JAVA_HINT}"
         ) from None
     os.close(writing)
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)

@@ -180,7 +180,7 @@ class QueryLog:
             raise InvalidUsageError(
                 "the local engine cannot read the state of this checkpoint",
                 checkpoint=self.path,
-                hint="Spark wrote it with another state store or codec: go on with engine: spark",
+                hint="Spark wrote it with another state store or codec: continue with engine: spark",
             )
         return held.get(0, {})
 

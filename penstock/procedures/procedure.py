@@ -143,7 +143,7 @@ class Procedure:
         schema = self.event if self.event is not None else event
         if schema is None:
             raise InvalidUsageError(
-                "nothing says which attributes the event has",
+                "the attributes of the event are not declared",
                 procedure=self.name,
                 hint='declare them: @database.procedure(event="name type, ...")',
             )

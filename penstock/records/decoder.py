@@ -110,6 +110,6 @@ def subject_schema(registry: SchemaRegistry | None) -> RegisteredSchema:
     if registry is None or registry.subject is None:
         raise InvalidUsageError(
             "the values have no schema",
-            hint="pass value_schema, or a registry with a subject, whose newest schema counts",
+            hint="pass value_schema, or a registry with a subject, whose newest schema is used",
         )
     return registry.newest()

@@ -186,7 +186,7 @@ def _fields(found: Mapping[str, tuple[str, pa.DataType]]) -> list[StructField]:
     for text, kind in found.values():
         if kind == UNKNOWN:
             raise InvalidUsageError(
-                "only Spark knows the type of an expression, and with schema= it is not asked",
+                "only Spark knows the type of an expression, and with schema= Spark is not asked",
                 expression=text,
                 hint="write its argument as a cast, such as sum(cast(... AS DOUBLE)), or make it a column of "
                 "the input, whose type schema= declares",

@@ -132,7 +132,7 @@ class BucketFiles:
         """Return the unit in the file at `pointer`, after checking the unit against the file's name."""
         path = self.files.path_of(pointer.file_name)
         if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):
-            raise CorruptDataError("the file holds another version than its name says", file=path)
+            raise CorruptDataError("the file holds another version than its name states", file=path)
         if not isinstance(unit.meta.get("state"), dict):
             raise CorruptDataError("the header of a state file is not valid", file=path)
         return unit

@@ -93,8 +93,8 @@ def find_operators(place: Files) -> list[Operator]:
         raise InvalidUsageError(
             "there is no state at this location",
             location=place.location,
-            hint="give a state_location, or the directory of a query, operator or bucket in one. That of a "
-            "pipeline is CHECKPOINT/state unless it sets another",
+            hint="give a state_location, or the directory of a query, operator or bucket in one. By default "
+            "the state_location of a pipeline is CHECKPOINT/state",
         )
     return operators
 

@@ -224,7 +224,7 @@ def likely_pointer(bucket: Files) -> Pointer | None:
         raise InvalidUsageError(
             "attempts of the newest version have different parents",
             location=bucket.location,
-            hint="pass the checkpoint, which says what was committed",
+            hint="pass the checkpoint, which shows what was committed",
         )
     return parents.pop() if parents else None
 

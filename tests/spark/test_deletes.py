@@ -139,7 +139,7 @@ def test_results_of_apply_must_say_which_rows_are_deletes(spark: SparkSession, t
             state_location=str(place.state), buckets=2,
         )  # fmt: skip
 
-    with pytest.raises(InvalidUsageError, match="do not say which rows are deletes"):
+    with pytest.raises(InvalidUsageError, match="do not mark the rows that are deletes"):
         made("k long, op string")
     place.run(made("k long, op string, deleted boolean, nth long"))
     sink: dict[int, int] = {}

@@ -60,11 +60,11 @@ def test_a_wrong_condition_is_refused_with_the_options(delete_when: Any, message
         ({"delete_when": "v + 1"}, "delete_when is not a condition: .*type=double"),
         (
             {"delete_when": "op = 'd'", "apply": lambda rows: rows, "output_schema": "k string, v double"},
-            "results of apply do not say which rows are deletes.*'deleted boolean'",
+            "results of apply do not mark the rows that are deletes.*'deleted boolean'",
         ),
         (
             {"delete_when": "op = 'd'", "apply": lambda rows: rows, "output_schema": "k string, deleted int"},
-            "results of apply do not say which rows are deletes",
+            "results of apply do not mark the rows that are deletes",
         ),
     ],
 )

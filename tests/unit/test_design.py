@@ -330,7 +330,7 @@ def test_the_estimate_knows_lists_and_indexes_and_routes(columns: PartitionColum
         ({"requests": requests(3), "intervals": 0}, "no such number of intervals"),
         ({"requests": requests(3), "seconds": 0}, "a search takes time"),
         ({"requests": requests(3), "alpha": -1}, "the weights of the cost"),
-        ({"requests": requests(3), "memory_bytes": 1}, "only a log or rows tell the sizes"),
+        ({"requests": requests(3), "memory_bytes": 1}, "only a log or rows show the sizes"),
     ],
 )
 def test_an_unusable_trace_or_option_is_refused(options: dict[str, Any], fact: str) -> None:

@@ -247,5 +247,5 @@ def test_what_the_engine_cannot_carry_is_refused(old: str, new: str, fact: str) 
 def test_a_design_comes_alone_and_from_a_file_that_exists(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsageError, match="cannot read a design"):
         shop().open(design=tmp_path / "none.yaml")
-    with pytest.raises(InvalidUsageError, match="a design says the partitions"):
+    with pytest.raises(InvalidUsageError, match="a design determines the partitions"):
         shop().open(design=PartitionDesign.parse(TEXT), partitions=2)

@@ -196,7 +196,7 @@ def _input(prefer: int | str | None, union: str, inputs: Sequence[Node]) -> int 
         return places[0]
     raise InvalidUsageError(
         "several inputs have the name to prefer" if places else "there is no such input to prefer",
-        hint="say its position, or one of " + ", ".join(sorted(set().union(*names))),
+        hint="give its position, or one of " + ", ".join(sorted(set().union(*names))),
         prefer=prefer,
         node=union,
     )

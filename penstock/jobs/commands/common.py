@@ -68,7 +68,7 @@ CheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="CHECKPOINT",
-        help="The query's checkpointLocation, or the directory of a graph or pipeline, which says what is "
+        help="The query's checkpointLocation, or the directory of a graph or pipeline, which shows what is "
         "committed. Starts Spark.",
         show_default=False,
     ),

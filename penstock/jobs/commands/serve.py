@@ -90,8 +90,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="MODE",
-            help="Let partitions run other transactions beside those over several partitions: rows, tables, "
-            "or occ.",
+            help="Let partitions run other transactions while transactions over several partitions run; the "
+            "value is how conflicts are found: rows, tables, or occ.",
             show_default=False,
         ),
     ] = None,

@@ -156,7 +156,7 @@ class KafkaInput(RecordInput):
         if self._options.fails_on_loss:
             raise InvalidUsageError(
                 "records of Kafka are gone that the query has not read",
-                hint='options: {failOnDataLoss: "false"} goes on without them',
+                hint='options: {failOnDataLoss: "false"} continues without them',
                 **facts,
             )
         if (partition, offset) in self._lost:

@@ -103,7 +103,7 @@ def check_delete_results(results: pa.Schema, unknown: pa.DataType | None = None)
     """
     if DELETED_COLUMN not in results.names or results.field(DELETED_COLUMN).type not in (pa.bool_(), unknown):
         raise InvalidUsageError(
-            "the results of apply do not say which rows are deletes",
+            "the results of apply do not mark the rows that are deletes",
             columns=results.names,
             hint=f"add '{DELETED_COLUMN} boolean' to output_schema; apply gets this column with its rows",
         )

@@ -141,7 +141,7 @@ def life_steps(option: str, life: Ttl | None, kind: pa.DataType, unit: str | Non
         return life
     if pa.types.is_integer(kind) and unit is None:
         raise InvalidUsageError(
-            "a duration does not say how much that is in an integer time",
+            "a duration has no meaning for an integer time",
             option=option,
             got=str(life),
             hint=f"write {option}=600, a number of steps of the time",

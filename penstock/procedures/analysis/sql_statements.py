@@ -244,7 +244,7 @@ class _Statement:
     def _key(self, tree: exp.Expression) -> ast.expr:
         if not self._is_of_key(tree):
             key = ", ".join(self._table.key)
-            raise self._wrong("WHERE does not say which row", f"compare all columns of the key by = ?: {key}")
+            raise self._wrong("WHERE names no single row", f"compare all columns of the key by = ?: {key}")
         conditions = self._conditions(tree)
         parts = [self._value(conditions[name][exp.EQ]) for name in self._table.key]
         return parts[0] if len(parts) == 1 else ast.Tuple(parts)

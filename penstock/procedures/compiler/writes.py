@@ -75,7 +75,7 @@ class Writes(Expressions):
                     node,
                     f"a loop by {', '.join(index.columns)} "
                     + (f"inserts into {table}" if column is None else f"changes {column}"),
-                    "it might never end: do it behind the loop",
+                    "it might never end: do it after the loop",
                 )
 
     def fit(self, node: ast.AST, column: Column, value: Value) -> str:

@@ -101,7 +101,7 @@ class OpenDatabase:
         if design is not None:
             if partitions != 1 or ranges:
                 raise InvalidUsageError(
-                    "a design says the partitions", hint="leave out partitions= and ranges="
+                    "a design determines the partitions", hint="leave out partitions= and ranges="
                 )
             chosen = PartitionDesign.load(design)
             placed = chosen.apply(database.name, tables)

@@ -226,7 +226,7 @@ class PartitionDesign(StoredText):
                         procedure=name,
                         design=" and ".join(wanted),
                         route=route.describe(),
-                        hint="declare route= if the event says the partition, or design anew",
+                        hint="declare route= if the event determines the partition, or design anew",
                     )
 
 

@@ -185,7 +185,7 @@ class RequestClient:
                     "there is no answer in time",
                     id=request_id,
                     waited_s=timeout_s,
-                    hint="check that the query runs; the request may still run, and wait(id) goes on waiting",
+                    hint="check that the query runs; the request may still run, and wait(id) waits again",
                 )
             pause(min(pause_s, max(end - monotonic_s(), 0)))  # other processes do not announce their commits
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -74,7 +74,7 @@ def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
         numbers = column.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     except pa.ArrowNotImplementedError as error:  # only Arrow can tell which types it compares
         raise InvalidUsageError(
-            "a column of this type does not tell batches",
+            "a column of this type cannot separate batches",
             column=name,
             type=type_text(column.type),
             hint="name a column of numbers, texts or times",

@@ -149,7 +149,7 @@ def _rejecter(to: TaskRows, place: str) -> Callable[[Iterator[pd.DataFrame]], It
             query = task.getLocalProperty("sql.streaming.queryId") if task else None
             batch = task.getLocalProperty("streaming.sql.batchId") if task else None
             if task is None or query is None or batch is None:
-                raise InternalError("Spark did not say which query and batch this task belongs to")
+                raise InternalError("Spark did not name the query and the batch of this task")
             to.commit(held, f"{query}-{number:08x}-{task.partitionId()}", int(batch), task.partitionId())
 
     return reject

@@ -112,7 +112,7 @@ def check_functions(spark: SparkSession) -> None:
         functions, session = kinds if is_connect(spark) else reversed(kinds)
         raise InvalidUsageError(
             f"PySpark makes functions of {functions} in this process, and the session is one of {session}",
-            hint="use one kind of session in a process; PySpark goes by the environment variable "
+            hint="use one kind of session in a process; PySpark chooses by the environment variable "
             "SPARK_CONNECT_MODE_ENABLED",
         )
 

@@ -187,7 +187,7 @@ def _refuse_stateful(node: Aggregate) -> None:
         at = at.inputs[0]
     if not isinstance(at, Aggregate | Assemble | WindowJoin):
         raise InvalidUsageError(
-            "windows cannot be aggregated behind a queue, a union or a p-stream",
+            "windows cannot be aggregated after a queue, a union or a p-stream",
             node=node.name,
             after=at.name,
         )

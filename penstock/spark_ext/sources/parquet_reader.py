@@ -229,7 +229,7 @@ def _decode(
                 with _translate_errors(file):
                     batch = next(batches, None)
                 if batch is None:
-                    raise CorruptDataError("a Parquet file has fewer rows than it says", file=file)
+                    raise CorruptDataError("a Parquet file has fewer rows than its footer states", file=file)
                 count = batch.num_rows
                 if at + count > low:
                     skipped = max(0, low - at)

@@ -40,7 +40,7 @@ def add_wake(df: DataFrame) -> DataFrame:
     """
     if _defines_flows():
         raise InvalidUsageError(
-            "a flow's run would never end: Spark goes on as long as keys may wait",
+            "a flow's run would never end: Spark continues as long as keys may wait",
             hint="leave out budget and freshness, or start a query yourself and follow it with penstock.run",
         )
     spark = df.sparkSession

@@ -229,7 +229,7 @@ class _BucketFunction:
             query_id, batch_id, name = batch_of_setting(context, self.plan_name)
             run_id = None
         if not query_id or batch_id is None:
-            raise InternalError("Spark did not say which query and batch this task belongs to")
+            raise InternalError("Spark did not name the query and the batch of this task")
         bucket = bucket_labels(self.task.buckets).index(int(key[0]))
         pointer = None
         if state.exists:

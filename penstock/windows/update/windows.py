@@ -378,6 +378,6 @@ def _numbers(weights: pa.Array[Any]) -> npt.NDArray[np.float64]:
         raise InvalidUsageError(
             "the weight of tuples is not positive and finite",
             tuples=wrong,
-            hint="filter such tuples out first, or give them a weight; the checkpoint goes on with that",
+            hint="filter such tuples out first, or give them a weight; then the query continues",
         )
     return numbers
