@@ -88,7 +88,7 @@ class Accuracy:
 def find_ends(
     estimate: Estimate, model: MarkovModel, queries: Sequence[Query], path: Sequence[int], threshold: float
 ) -> dict[int, int]:
-    """Return, for each partition that is considered finished (OP4), the query after which it is.
+    """Return, by partition, the query after which the partition is considered finished (OP4).
 
     Parameters
     ----------

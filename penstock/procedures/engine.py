@@ -60,7 +60,7 @@ class TableSet:
     offset : int, optional
         The offset in a command log; the tables hold all calls before it.
     program : str, optional
-        The digest of the program that ran last; versions that are stored afterwards have it.
+        The digest of the program that ran last, which stored versions record.
     request_memory : object
         An index that requests derive from a table of this state (`penstock.procedures.requests`); None until
         they do.

@@ -226,9 +226,10 @@ class Scheduler:
     def must_restart(self, stall: Stall) -> bool:
         """Return whether a distributed transaction that is about to commit must start again (§6.3.2, §6.6.3).
 
-        The transaction must start again if it, or a transaction that ran meanwhile, left its estimated path
-        and the two conflict. With ``occ``, it must start again if their accesses conflict. Transactions that
-        ran before it executed anything here, or after it had executed everything, are not checked.
+        The transaction must start again if it conflicts with a transaction that ran meanwhile, and at least
+        one of the two left its estimated path. With ``occ``, it must start again if their accesses conflict.
+        Transactions that ran before it executed anything here, or after it had executed everything, are not
+        checked.
         """
         one = stall.transaction
         optimistic = self.mode == "occ"
@@ -249,8 +250,9 @@ class Scheduler:
     def find_undone(self, stall: Stall) -> list[Speculated]:
         """Return the transactions to undo when a distributed transaction aborts or starts again.
 
-        Transactions that ran before it executed anything here are kept. So are transactions that conflict
-        neither with it nor with an earlier transaction that is undone.
+        A transaction is kept if it ran before the distributed transaction executed anything here. It is also
+        kept if it conflicts neither with the distributed transaction nor with an earlier transaction that is
+        undone.
         """
         one = stall.transaction
         unsafe = [self.rules.summarize(steps_at(one.path, stall.partition, one.base), "rows")]

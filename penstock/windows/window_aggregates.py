@@ -78,7 +78,7 @@ class Extremes:
     greatest : bool
         Whether the maximum is kept; by default the minimum.
     by : tuple of str
-        Group columns within which values are compared.
+        Group columns; only windows with equal values in them are compared.
     """
 
     layout: WindowLayout

@@ -9,7 +9,7 @@ __all__ = ["CleanupRule", "Trimmed"]
 
 @dataclass(frozen=True, slots=True)
 class CleanupRule:
-    """The amounts that must be deletable before a deletion, so that one deletion serves many commits.
+    """The least amounts of unneeded data for which a deletion runs, so that one deletion serves many commits.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ class CleanupRule:
         Parameters
         ----------
         kept, tail : int
-            The number of rows that the last compaction kept, and of rows committed after it, including the
-            added rows.
+            The number of rows that the last compaction kept, and the number of rows committed since,
+            including `added`.
         added : int
             The rows of the commit.
         """

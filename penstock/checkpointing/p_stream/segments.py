@@ -256,7 +256,7 @@ def _alike(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def cast_coded(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
-    """Return a column of the field's type, or as dictionary-encoded texts without nulls."""
+    """Return a column with the field's type; encoded texts stay encoded unless the dictionary has a null."""
     # pyarrow cannot cast a null struct that has a non-nullable field, not even to its own type.
     if column.type.equals(field.type, check_metadata=True):
         return column

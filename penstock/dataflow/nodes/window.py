@@ -213,7 +213,8 @@ class Extreme:
     greatest : bool
         Whether windows with the greatest value are kept, rather than the least.
     by : tuple of str
-        Columns within which values are compared; empty compares all windows that end together.
+        Only windows with equal values in these columns are compared; empty compares all windows that end
+        together.
     """
 
     value: str
@@ -415,7 +416,7 @@ def check_window_kept(node: Node, above: Node) -> None:
 
 
 def window_by_key(node: Node) -> Window | None:
-    """Return the windows served by key from which the input of a node derives; None if there are none."""
+    """Return the windows that are served by key and feed a node; None if there are none."""
     return _window(node, lambda window: window.by_key)
 
 

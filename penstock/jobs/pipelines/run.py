@@ -275,7 +275,7 @@ def run(
     Returns
     -------
     Totals
-        Sums over the batches, the number of keys that still wait, and the signal that stopped it.
+        Sums over the batches, the number of keys that still wait, and the signal that stopped the pipeline.
 
     Raises
     ------

@@ -150,7 +150,8 @@ def read_in_parts(
     count : int
         The number of records.
     read : callable
-        Reads the records from one number to before another number; returns None if a record is bad.
+        Takes two numbers and reads the records from the first number to before the second; returns None if a
+        record is bad.
     read_alone : callable
         Reads one record, which may be bad.
     """

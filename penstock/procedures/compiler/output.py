@@ -19,7 +19,7 @@ _INDENT = "    "
 
 @dataclass(slots=True)
 class _Logged:
-    """Lines to write if the transaction may still fail after them, and other lines if not."""
+    """Lines to write if the transaction may fail after them, and lines to write otherwise."""
 
     depth: int
     lines: Sequence[str]

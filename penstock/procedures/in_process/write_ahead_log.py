@@ -11,7 +11,7 @@ appended here first, and reach the p-stream within a second. Files and bytes::
     zeros, if the part was filled with them before its first record
 
 A record holds the calls of one sync; `offset` is the number of calls before them in the log. Once a part has
-`_LEAST_FOR_ROOM` bytes, a thread fills the next part with zeros, which the log goes on with: the sync of a
+`_LEAST_FOR_ROOM` bytes, a thread fills the next part with zeros, and the log continues there: the sync of a
 file that does not grow need not wait for the file system's journal. Invariants:
 
 1. A session begins with part 0, created exclusively. A process acknowledges calls only if, after their sync,

@@ -52,9 +52,9 @@ class PartitionDesign(StoredText):
         For each procedure, the values that determine the partitions of a transaction, as
         `OpenDatabase.explain` names them.
     routing : mapping of str to str
-        For each procedure whose events do not determine the partitions of its transactions, the attribute
-        whose hash is the number of the partition in which they run. A transaction that accesses another
-        partition runs over all partitions instead.
+        The routing attribute of each procedure that has one: its hash gives the partition in which a
+        transaction runs. This is for procedures whose events do not determine the partitions. A transaction
+        that accesses another partition runs over all partitions instead.
     """
 
     database: str

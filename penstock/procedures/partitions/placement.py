@@ -101,8 +101,8 @@ class Placement:
     Raises
     ------
     InvalidUsageError
-        If the values do not ascend or do not fit the column, their number is not the number of partitions
-        minus one, or there are ranges of several columns.
+        If the values do not ascend or do not fit the column, if there are not exactly as many values as
+        partitions minus one, or if there are ranges of several columns.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Placement:
 
     @property
     def method(self) -> object:
-        """A value that is equal for placements that put equal values into the same partition."""
+        """How a partition is chosen; equal methods put equal values into the same partition."""
         return self.ranges
 
     def partitions_of(self, columns: Sequence[Column], values: Sequence[pa.Array[Any]]) -> Numbers:

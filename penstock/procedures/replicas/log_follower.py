@@ -7,8 +7,8 @@ Invariants:
 1. A version is readable before any later call is in the log (`in_process.command_log`). So a follower that
    first reads the end of the log, then looks for versions, finds each version before it runs a later call.
 2. A version has all of a follower's changes at or before the version's offset, so the follower may forget
-   these changes. Then its other changes make its next version a delta of this version, whichever process
-   wrote it.
+   these changes. Then the changes that it has kept are the delta from this version to its next version,
+   whichever process wrote this version.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class DatabaseClient:
         return str(self._act(EXPLAIN, pa.table({})).column("text")[0])
 
     def take_over(self) -> None:
-        """Let the server's replica take over, which fences the process that it follows; see `Replica`.
+        """Let the server's replica take over, and fence the process that the replica follows; see `Replica`.
 
         Do nothing if the replica has already taken over.
 

@@ -35,7 +35,7 @@ from penstock.units import parse_duration_us
 __all__ = ["PLACE", "WindowSpec"]
 
 PLACE = "_place"
-"""The column that has the place of a row of a window."""
+"""The column with the position of a row in its window's ring."""
 
 _ROWS = """
 def {name}_insert(_e, {tables}):
@@ -172,7 +172,7 @@ class WindowSpec(RelationSpec):
 
     @property
     def places(self) -> int | None:
-        """The number of places of a window of rows; None for a window of time."""
+        """The number of positions in the ring that stores a window of rows; None for a window of time."""
         return self.size + self.slide if self.time is None else None
 
     def to_json(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Write a p-stream's rows in tasks, and describe the written segments to other tasks.
 
 A p-stream's sink writes the rows that reach it. If an operator writes its results itself, only descriptors
-reach the sink: the segments' names and p-units. Both write through `SegmentRows`, so the segments have the
-same form and are named by writer and batch. Files of attempts that Spark did not choose are found in the
-same way.
+reach the sink: the segments' names and p-units. Sinks and operators both write through `SegmentRows`, so
+their segments have the same form, and the names contain writer and batch. By these names, files of attempts
+that Spark did not choose are found.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The task of a Python worker for one bucket in one micro-batch: state in, operator, state out.
 
 The pointer protocol. Spark's ``GroupState`` of a bucket holds only a pointer to the newest file of Penstock's
-own state. A task 1. takes the state at the pointer, 2. schedules the release of files that the pointer's
-arrival proves unnecessary, for when the arrival is durable, 3. runs the operator, 4. commits a new immutable
+own state. A task 1. takes the state at the pointer, 2. schedules the deletion of files that the pointer's
+arrival proves unnecessary, once the arrival is durable, 3. runs the operator, 4. commits a new immutable
 version under a unique id, and 5. returns the new pointer to Spark, which commits it with the batch. The
 attempt that Spark commits wins; files of other attempts are orphans that no pointer reaches. If an operator
 follows the clock, all attempts use the times recorded by the first attempt that finished step 3.
