@@ -1,10 +1,10 @@
 """A pipeline whose store stands still and is slow: ``python -m benchmarks.store_outage``.
 
-Updates of random keys go into a p-stream; ``penstock run`` conflates them and upserts them into PostgreSQL.
-The server is stopped by SIGSTOP and continued after `--seconds`; then it is slow for as long: it stands still
-for nine tenths of each second. *Lag* is the age of the newest row of the table; the *staleness* of a key is
-the time since the first update that its row lacks (UpStream §3.3), zero if it lacks none. In the end the
-table is compared with the newest update of each key.
+Updates of random keys go into a p-stream; ``penstock run`` conflates them and upserts them into PostgreSQL or
+Redis. The server is stopped by SIGSTOP and continued after `--outage` seconds; later it is slow for as long:
+it stands still for nine tenths of each second. *Lag* is the age of the newest row of the table; the
+*staleness* of a key is the time since the first update that its row lacks (UpStream §3.3), zero if it lacks
+none. In the end the table is compared with the newest update of each key.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from adbc_driver_postgresql import dbapi
 
 from benchmarks.harness import descendants, machine, scratch
 from penstock.checkpointing.p_stream import PStreamWriter
-from tests.servers import PostgreSql
+from tests.servers import PostgreSql, Redis, Server
 
 SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.float64()})
 PIPELINE = """
@@ -41,7 +42,7 @@ queue:
   time: t
   budget: ${BUDGET}
   policy: in_place
-sink: {type: upsert, to: "${DATABASE}", table: newest}
+sink: {type: upsert, to: "${DATABASE}", table: newest, create: true}
 query:
   checkpoint: checkpoint
   trigger: 500 ms
@@ -106,14 +107,37 @@ def staleness_s(
     return (now_us - first[np.unique(keys)]) / 1e6
 
 
+def rows_of_postgresql(uri: str) -> dict[int, int]:
+    """Return the times of the keys."""
+    with dbapi.connect(uri) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT to_regclass('newest') IS NOT NULL")
+        if cursor.fetchone() != (True,):
+            return {}
+        cursor.execute("SELECT k, t FROM newest")
+        return dict(cursor.fetchall())
+
+
+def rows_of_redis(uri: str) -> dict[int, int]:
+    """Return the times of the keys."""
+    from redis import Redis as Client
+
+    with Client.from_url(uri) as client, client.pipeline(transaction=False) as pipeline:
+        for name in client.scan_iter("newest:*", count=1_000):
+            pipeline.hmget(name, "k", "t")
+        return {int(key): int(time_us) for key, time_us in pipeline.execute()}
+
+
+STORES: dict[str, tuple[type[PostgreSql] | type[Redis], Callable[[str], dict[int, int]]]] = {
+    "postgresql": (PostgreSql, rows_of_postgresql),
+    "redis": (Redis, rows_of_redis),
+}
+
+
 class Table:
     """The table of the store."""
 
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        with dbapi.connect(uri) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE TABLE newest (k bigint PRIMARY KEY, t bigint, v double precision)")
-            connection.commit()
+    def __init__(self, read: Callable[[], dict[int, int]]) -> None:
+        self._read = read
         self.looks: list[tuple[int, dict[int, int]]] = []
 
     @property
@@ -123,10 +147,8 @@ class Table:
 
     def look(self) -> None:
         """Read the table."""
-        with dbapi.connect(self._uri) as connection, connection.cursor() as cursor:
-            now_us = int(time.time() * 1e6)
-            cursor.execute("SELECT k, t FROM newest")
-            self.looks.append((now_us, dict(cursor.fetchall())))
+        now_us = int(time.time() * 1e6)
+        self.looks.append((now_us, self._read()))
 
     def look_until(self, condition: Callable[[], bool], query: subprocess.Popen[bytes]) -> None:
         """Look five times a second until a condition holds, while the query runs."""
@@ -139,7 +161,7 @@ class Table:
 
 
 @contextmanager
-def standing_still(server: PostgreSql) -> Iterator[None]:
+def standing_still(server: Server) -> Iterator[None]:
     """Stop the server and its backends while entered."""
     processes = [server.process.pid, *descendants(server.process.pid)]
     for process in processes:
@@ -153,7 +175,7 @@ def standing_still(server: PostgreSql) -> Iterator[None]:
                 os.kill(process, signal.SIGCONT)
 
 
-def slow_down(server: PostgreSql, seconds: float) -> None:
+def slow_down(server: Server, seconds: float) -> None:
     """Let the server run for a tenth of each second."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -162,9 +184,10 @@ def slow_down(server: PostgreSql, seconds: float) -> None:
         time.sleep(0.1)  # its turn to run; nothing is waited for
 
 
-def measure(place: Path, server: PostgreSql, settings: argparse.Namespace) -> None:
+def measure(place: Path, server: PostgreSql | Redis, settings: argparse.Namespace) -> None:
     """Run the pipeline through all phases, and print them."""
-    updates, table = Updates(place / "updates", settings.keys, settings.rate), Table(server.uri)
+    updates = Updates(place / "updates", settings.keys, settings.rate)
+    table = Table(partial(STORES[settings.store][1], server.uri))
     (place / "pipeline.yaml").write_text(PIPELINE)
     environment = os.environ | {"DATABASE": server.uri, "BUDGET": str(settings.budget)}
     phases: list[tuple[str, float]] = []
@@ -183,10 +206,10 @@ def measure(place: Path, server: PostgreSql, settings: argparse.Namespace) -> No
         table.look_until(begin("steady"), query)
         begin("down")
         with standing_still(server):
-            time.sleep(settings.seconds)  # the outage itself; nothing is waited for
+            time.sleep(settings.outage)  # the outage itself; nothing is waited for
         table.look_until(begin("back"), query)
         begin("slow")
-        slow = threading.Thread(target=slow_down, args=(server, settings.seconds))
+        slow = threading.Thread(target=slow_down, args=(server, settings.outage))
         slow.start()
         table.look_until(lambda: not slow.is_alive(), query)
         table.look_until(begin("fast again"), query)
@@ -219,11 +242,14 @@ def report(place: Path, table: Table, updates: Updates, phases: list[tuple[str, 
         print(line)
     back = dict(phases)["back"]
     after = [(now / 1e6 - back, rows) for now, rows in table.looks if now / 1e6 > back]
-    for text, is_reached in (
-        ("a row sent after the server was back", lambda rows: max(rows.values()) > back * 1e6),
-        ("no row from before the server was back", lambda rows: min(rows.values()) > back * 1e6),
+    for text, time_of in (
+        ("a row sent after the server was back", max),
+        ("no row from before the server was back", min),
     ):
-        reached = next((f"{seconds:.1f} s" for seconds, rows in after if is_reached(rows)), "not reached")
+        reached = next(
+            (f"{seconds:.1f} s" for seconds, rows in after if time_of(rows.values()) > back * 1e6),
+            "not reached",
+        )
         print(f"the table had {text}, after: {reached}")
     print(f"waiting keys at most: {max(batch['waiting_keys'] for batch in batches)}")
     print(f"keys of state at most: {max(batch['keys'] for batch in batches)}")
@@ -242,11 +268,14 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=2_000)
     parser.add_argument("--rate", type=int, default=5_000, help="updates a second")
     parser.add_argument("--budget", type=int, default=2_000, help="keys a micro-batch")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
+    parser.add_argument("--store", choices=STORES, default="postgresql")
+    parser.add_argument("--outage", type=float, default=30.0, help="seconds that the store is down, and slow")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each other phase")
     settings = parser.parse_args()
     print(f"{machine()}; load {os.getloadavg()[0]:.1f}")
+    print(f"{settings.store}; the store is down, and slow, for {settings.outage:.0f} s each")
     print(f"{settings.keys} keys, {settings.rate} updates/s, budget {settings.budget} keys a micro-batch")
-    server = PostgreSql()
+    server = STORES[settings.store][0]()
     try:
         with scratch("outage") as directory:
             measure(Path(directory), server, settings)

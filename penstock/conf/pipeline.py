@@ -110,6 +110,24 @@ class Pipeline(PipelineSections):
             raise PydanticCustomError("sections", "{facts}", {"facts": facts, "problems": problems})
         return self
 
+    @property
+    def decodes_late(self) -> bool:
+        """True if the queue can choose records of Kafka before they are decoded."""
+        source, queue = self.source, self.queue
+        if not isinstance(source, KafkaSource) or source.value_format == "raw" or queue is None:
+            return False
+        steps = (self.filter, self.projection, self.lookup, self.window, queue.apply)
+        if any(step is not None for step in steps) or queue.staleness_column or isinstance(queue.weight, str):
+            return False
+        # The condition may read decoded columns, and silent rows have nothing to decode.
+        if queue.delete_when is not None or queue.on_silent is not None:
+            return False
+        if source.reject_to is not None or source.on_error != "keep" or self.planned_persist != "never":
+            return False
+        own = {f"kafka_{column}" for column in source.kafka_columns}
+        used = {*queue.key, queue.time, *((queue.arrival,) if queue.arrival is not None else ())}
+        return used <= own and not isinstance(self.sink, PStreamSink)
+
 
 def _validate(document: Document) -> Pipeline:
     try:

@@ -26,7 +26,7 @@ from penstock.dataflow.checkpoint import (
 )
 from penstock.dataflow.nodes import Materialize, Node, topological
 from penstock.errors import InvalidUsageError
-from penstock.local_engine.builder import Builder, OpenInput
+from penstock.local_engine.builder import Builder, Made, OpenInput
 from penstock.local_engine.checks import check_local
 from penstock.local_engine.outputs import Output, PStreamOutput
 from penstock.local_engine.query import LocalBatch, LocalQuery
@@ -121,6 +121,7 @@ def start_local(
     max_rows: int | None = None,
     drain: bool = True,
     clock: Clock = now_us,
+    finish: Callable[[Made], Made] = lambda made: made,
 ) -> LocalGraph:
     """Start a graph, or continue it from a checkpoint of either engine. Nothing runs yet.
 
@@ -148,6 +149,8 @@ def start_local(
         See `LocalGraph`.
     clock : Clock
         The time of micro-batches.
+    finish : callable
+        The last step before the sink: makes its rows of the rows of the graph.
 
     Raises
     ------
@@ -186,7 +189,7 @@ def start_local(
         if isinstance(node, Materialize):
             location = directory.place("p-streams", names[node.name])
             started.add(_INGEST + names[node.name], node.inputs[0], _into(location), location)
-    schema = started.add(RESULTS, plan.root, sink)
+    schema = started.add(RESULTS, plan.root, sink, finish=finish)
     if old is None:
         check_readers_are_free(started.readings, started.writers)
     directory.put("graph", graph_document(plan, started.readings, started.writers))
@@ -207,11 +210,18 @@ class _Queries:
     readings: dict[str, tuple[Reading, ...]] = field(default_factory=dict)
     writers: dict[str, str] = field(default_factory=dict)
 
-    def add(self, name: str, end: Node, sink: OpenOutput, location: str | None = None) -> StructType:
+    def add(
+        self,
+        name: str,
+        end: Node,
+        sink: OpenOutput,
+        location: str | None = None,
+        finish: Callable[[Made], Made] = lambda made: made,
+    ) -> StructType:
         """Build the query of a node; return the columns of its results."""
         checkpoint = self.directory.query(name)
         before = len(self.builder.readings)
-        made = self.builder.build(end, Path(checkpoint) / "sources")
+        made = finish(self.builder.build(end, Path(checkpoint) / "sources"))
         self.readings[name] = tuple(self.builder.readings[before:])
         log = QueryLog(checkpoint, self.builder.parallel)
         if location is not None:

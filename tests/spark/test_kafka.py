@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.errors import InvalidUsageError
-from penstock.jobs.pipelines.late_decoding import decodes_late
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.jobs.pipelines.start import start_pipeline
 from penstock.spark_ext.kafka.decode import decode_kafka
@@ -216,7 +215,7 @@ def test_a_queue_by_kafkas_own_key_and_offset_decodes_only_what_leaves_it(
         to=out,
         **({} if late else {"filter": "kafka_offset >= 0"}),
     )
-    assert decodes_late(run) is late
+    assert run.decodes_late is late
     totals = run_to_end(run, spark=spark)
     rows = {record.key: json.loads(record.value or b"") for record in broker.read(out)}
     assert {key: (row.get("symbol"), row.get("double"), row.get("time")) for key, row in rows.items()} == {
@@ -284,7 +283,7 @@ def test_the_newest_change_of_each_row_of_a_table_leaves_a_queue(
         queue={"key": key, "time": "kafka_offset"},
         to=out,
     )
-    assert decodes_late(run) is (key == "kafka_key")
+    assert run.decodes_late is (key == "kafka_key")
     run_to_end(run, spark=spark)
     rows = [json.loads(record.value or b"") for record in broker.read(out)]
     assert sorted((row["id"], row.get("name"), row["deleted"]) for row in rows) == [

@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.errors import InvalidUsageError
-from penstock.jobs.pipelines.late_decoding import decodes_late
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.records.registry import SchemaRegistry
 from penstock.spark_ext.kafka.decode import decode_kafka
@@ -167,7 +166,7 @@ def test_a_queue_by_kafkas_own_key_and_offset_decodes_only_what_leaves_it(
         to=out,
         **({} if late else {"filter": "kafka_offset >= 0"}),
     )
-    assert decodes_late(run) is late
+    assert run.decodes_late is late
     totals = run_to_end(run, spark=spark)
     rows = {record.key: json.loads(record.value or b"") for record in broker.read(out)}
     found = {key: (row.get("symbol"), row.get("time")) for key, row in rows.items()}
@@ -235,7 +234,7 @@ def test_change_events_in_avro_are_the_newest_rows_of_their_table(
     source |= {"registry": {"url": registry.url, "subject": "t-value"}}
     queue = {"key": key, "time": "kafka_offset", "nulls": "drop"}
     run = pipeline(broker, tmp_path, {"subscribe": name}, source=source, queue=queue, to=out)
-    assert decodes_late(run) is (key == "kafka_key")
+    assert run.decodes_late is (key == "kafka_key")
     assert run_to_end(run, spark=spark).bad_records == 1
     rows = [json.loads(record.value or b"") for record in broker.read(out)]
     fields = ("id", "name", "deleted", "change_op", "change_ms", "change_lsn")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -187,3 +188,33 @@ def test_a_run_waits_for_a_broker_that_is_killed_and_comes_back(broker: Broker, 
     broker.send(topic, [quote("B", 1)])
     assert until(running.step, 60)
     assert sorted(out(tmp_path)) == [("A", 1), ("B", 1)]
+
+
+def test_a_pipeline_that_decodes_late_takes_turns(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = broker.make_topic("turns-late", 2)
+    turns = {"turns": ["local", "spark", "local"], "spark": ["spark"] * 3}
+    stores = {name: f"sqlite:///{tmp_path}/{name}.db" for name in turns}
+    for number in range(3):
+        for partition in range(2):
+            names = [f"k{partition}{one % 5}" for one in range(20)]
+            broker.send(topic, [quote(name, number) for name in names] + [Record(b"bad", b"{")], partition)
+        for name, engines in turns.items():
+            run = pipeline(
+                broker, tmp_path / name, {"subscribe": topic}, engine=engines[number],
+                source={"kafka_columns": ["key", "offset", "headers"]},
+                queue={"key": "kafka_key", "time": "kafka_offset", "buckets": 2},
+                results={"projection": ["kafka_key", "kafka_offset", "symbol", "time + 1 AS later"]},
+                query={"spark": {"spark.sql.shuffle.partitions": "2"}},
+                sink={"type": "upsert", "to": stores[name], "table": "t", "create": True},
+            )  # fmt: skip
+            assert run.decodes_late
+            totals = run_to_end(run, spark=spark if engines[number] == "spark" else None)
+            assert totals.bad_records == 1
+    rows = {}
+    for name in turns:
+        with sqlite3.connect(stores[name].removeprefix("sqlite:///")) as store:
+            rows[name] = store.execute("SELECT * FROM t ORDER BY kafka_key").fetchall()
+    assert rows["turns"] == rows["spark"]
+    assert len(rows["spark"]) == 11

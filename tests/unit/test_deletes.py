@@ -12,7 +12,6 @@ from penstock.dataflow import Graph, graph
 from penstock.dataflow.nodes import Assemble, Join, PushedScan, UpdateQueue, topological
 from penstock.dataflow.shape import shape
 from penstock.errors import InvalidUsageError
-from penstock.jobs.pipelines.late_decoding import decodes_late
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.update_stream.arrivals import Arrivals
@@ -215,5 +214,5 @@ def test_records_of_kafka_are_decoded_before_a_queue_that_reads_deletes_from_the
         "query": {"checkpoint": "checkpoint"},
     }
     marked = pipeline | {"queue": queue | {"delete_when": "deleted"}}
-    assert decodes_late(Pipeline.model_validate(pipeline))
-    assert not decodes_late(Pipeline.model_validate(marked))
+    assert Pipeline.model_validate(pipeline).decodes_late
+    assert not Pipeline.model_validate(marked).decodes_late

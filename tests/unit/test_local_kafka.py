@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
@@ -16,6 +18,9 @@ from penstock.conf.pipeline import Pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.pipelines.run import run_to_end
+from penstock.local_engine.records.bad_records import Records
+from penstock.local_engine.records.kafka_values import RecordDecoder
+from tests.long_tests import long_but
 
 _COLUMNS = "symbol STRING, time LONG, price DOUBLE"
 _ANSWER_S = 60.0
@@ -30,12 +35,12 @@ class MockBroker:
         (broker,) = self._producer.list_topics(timeout=_ANSWER_S).brokers.values()
         self.address = f"{broker.host}:{broker.port}"
 
-    def send(self, topic: str, *values: bytes | str, partition: int = 0) -> None:
+    def send(self, topic: str, *values: bytes | str | None, partition: int = 0, key: bytes = b"key") -> None:
         """Write records; a symbol stands for a whole record at time 1."""
         self._producer.list_topics(topic, timeout=_ANSWER_S)  # makes the topic
         for value in values:
             text = json.dumps({"symbol": value, "time": 1, "price": 2.5}) if isinstance(value, str) else value
-            self._producer.produce(topic, text, b"key", partition=partition, headers=[("h", b"x")])
+            self._producer.produce(topic, text, key, partition=partition, headers=[("h", b"x")])
         assert self._producer.flush(_ANSWER_S) == 0
 
 
@@ -120,3 +125,57 @@ def test_lost_records_and_missing_topics_are_refused(broker: MockBroker, tmp_pat
     assert symbols(tmp_path / "on") == ["A"]
     with pytest.raises(InvalidUsageError, match="Kafka's client refuses its settings"):
         run_to_end(pipeline(broker, tmp_path / "wrong", "lost", options={"kafka.no.setting": "x"}))
+
+
+@pytest.mark.parametrize("value_format", long_but(["json", "debezium"], "debezium"))
+def test_only_records_that_leave_a_queue_are_decoded_with_the_same_results(
+    broker: MockBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value_format: str
+) -> None:
+    decoded: list[int] = []
+    decode = RecordDecoder.decode
+
+    def count(self: RecordDecoder, some: pa.Table) -> Records:
+        decoded.append(some.num_rows)
+        return decode(self, some)
+
+    monkeypatch.setattr(RecordDecoder, "decode", count)
+    topic, has_changes = f"late-{value_format}", value_format == "debezium"
+
+    def value(number: int) -> bytes:
+        row = {"symbol": f"S{number}", "time": number, "price": number / 4}
+        return json.dumps({"op": "u", "before": None, "after": row} if has_changes else row).encode()
+
+    def run(name: str, **sections: Any) -> tuple[list[tuple[Any, ...]], int, int]:
+        given = {
+            "engine": "local",
+            "source": pipeline(broker, tmp_path, topic, kafka_columns=["key", "offset"]).source.model_dump(
+                by_alias=True, exclude_unset=True
+            )
+            | {"value_format": value_format},
+            "queue": {"key": "kafka_key", "time": "kafka_offset"},
+            "results": {
+                "filter": "symbol IS NULL OR symbol <> 'S37'",
+                "projection": ["kafka_key", "price * 2 AS double", "kafka_offset"],
+            },
+            "sink": {"type": "upsert", "to": f"sqlite:///{tmp_path / name}.db", "table": "t", "create": True},
+            "query": {"trigger": "available_now", "checkpoint": str(tmp_path / name)},
+        }
+        decoded.clear()
+        checked = Pipeline.model_validate(given | sections)
+        assert checked.decodes_late is not bool(sections)
+        totals = run_to_end(checked)
+        with sqlite3.connect(tmp_path / f"{name}.db") as store:
+            rows = store.execute("SELECT * FROM t ORDER BY kafka_key").fetchall()
+        return rows, totals.bad_records, sum(decoded)
+
+    for number in range(40):
+        broker.send(topic, value(number), key=b"k%d" % (number % 4))
+    broker.send(topic, b"{", value(50), key=b"k0")  # a newer record hides the bad one
+    broker.send(topic, b"{", key=b"k5")
+    broker.send(topic, *([None] if has_changes else []), key=b"k2")  # a tombstone is no change
+    expected = [(b"k0", 25.0, 41), (b"k2", 19.0, 38), (b"k3", 19.5, 39), (b"k5", None, 42)]
+    assert run("late") == (expected, 1, 5)
+    assert run("first", filter="kafka_offset >= 0") == (expected, 2, 43 + has_changes)
+    broker.send(topic, value(60), key=b"k2")
+    again, _, decoded_rows = run("late")
+    assert ([row[1] for row in again], decoded_rows) == ([25.0, 30.0, 19.5, None], 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -34,11 +34,12 @@ from penstock.dataflow import Graph, nodes
 from penstock.dataflow.nodes import Node, rebuild
 from penstock.ddl import parse_schema
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.jobs.local.late_decoding import decode_results, encoded_schema
 from penstock.jobs.local.sources import open_source, read_table, resolve_path
 from penstock.jobs.pipelines.functions import import_function
 from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE, Binding, graph_of, p_stream_options
 from penstock.jobs.pipelines.schemas import schema_of
-from penstock.local_engine.builder import OpenInput
+from penstock.local_engine.builder import Made, OpenInput
 from penstock.local_engine.checks import find_refusals
 from penstock.local_engine.inputs import Input
 from penstock.local_engine.outputs import (
@@ -103,8 +104,7 @@ def check_local_pipeline(
         If it cannot run the pipeline, with a line for each reason.
     """
     document, places = document or Document("pipeline", {}), places or Places()
-    binding = Binding(partial(_columns, places), partial(import_function, field="apply"), resolve_path)
-    graph = _with_readable_sources(graph_of(pipeline, document, binding), pipeline, places)
+    graph = _graph(pipeline, document, places, partial(_columns, places))
     problems = list(_problems(pipeline, document, places))
     for error in find_refusals(graph.plan(None, pipeline.planned_persist).root):
         name = str(error.context.get("node", ""))
@@ -114,6 +114,16 @@ def check_local_pipeline(
     if problems:
         raise PipelineError(problems)
     return graph
+
+
+def _graph(
+    pipeline: Pipeline,
+    document: Document,
+    places: Places,
+    columns: Callable[[str, Source | TableSection], pa.Schema],
+) -> Graph:
+    binding = Binding(columns, partial(import_function, field="apply"), resolve_path)
+    return _with_readable_sources(graph_of(pipeline, document, binding), pipeline, places)
 
 
 def _path_of(document: Document, name: str) -> FieldPath:
@@ -239,6 +249,7 @@ def open_pipeline(
         max_rows=source.max_rows_per_trigger if isinstance(source, PStreamSource) else None,
         drain=query.drain,
         clock=places.clock,
+        finish=bound.finish,
     )
 
 
@@ -256,12 +267,15 @@ class BoundGraph:
         The locations of the sources that are p-streams.
     tables : mapping of str to pyarrow.Table
         The tables of lookups.
+    finish : callable
+        The last step before the sink: makes its rows of the rows of the graph.
     """
 
     graph: Graph
     sources: Mapping[str, OpenInput]
     paths: Mapping[str, str]
     tables: Mapping[str, pa.Table]
+    finish: Callable[[Made], Made]
 
 
 def bind_graph(
@@ -274,8 +288,9 @@ def bind_graph(
     InvalidUsageError
         If the local engine cannot run it.
     """
-    places = places or Places()
+    document, places = document or Document("pipeline", {}), places or Places()
     graph = check_local_pipeline(pipeline, document, places)
+    late = pipeline.decodes_late and SOURCE not in places.inputs
     sources: dict[str, OpenInput] = {}
     paths: dict[str, str] = {}
     zone = pipeline.query.spark.get(_TIME_ZONE)
@@ -285,14 +300,21 @@ def bind_graph(
         elif isinstance(source, PStreamSource):
             paths[name] = resolve_path(source.path)
         else:
-            sources[name] = partial(open_source, source, ".".join(map(str, place)), zone)
+            path = ".".join(map(str, place))
+            sources[name] = partial(open_source, source, path, zone, decodes_late=late)
     tables = {}
     if pipeline.lookup is not None:
         tables[TABLE] = read_table(pipeline.lookup.table, zone)
     if pipeline.database is not None:
         for name, section in pipeline.database.initial.items():
             tables[name] = read_table(section, zone)
-    return BoundGraph(graph, sources, paths, tables)
+    if not (late and isinstance(pipeline.source, KafkaSource)):
+        return BoundGraph(graph, sources, paths, tables, lambda made: made)
+    finish = partial(decode_results, graph=graph, source=pipeline.source, place=SOURCE, zone=zone)
+    schema = encoded_schema(pipeline.source)
+    encoded = pipeline.model_copy(update={"results": None})
+    graph = _graph(encoded, document, places, lambda name, section: schema)
+    return BoundGraph(graph, sources, paths, tables, finish)
 
 
 def parallel_of(pipeline: Pipeline) -> int:

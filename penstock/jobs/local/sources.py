@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from penstock.conf.pipeline import FilesSource, KafkaSource, MarketSource, Source, TableSection
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.jobs.local.late_decoding import EncodedRecords, encoded_schema
 from penstock.jobs.pipelines.schemas import encoding_of, schema_of
 from penstock.local_engine.file_formats import file_reader
 from penstock.local_engine.inputs import DataSourceInput, FilesInput, Input
@@ -23,7 +24,9 @@ def resolve_path(location: str) -> str:
     return location if "://" in location else str(Path(location).absolute())
 
 
-def open_source(source: Source, place: str, zone: str | None, log: Path) -> Input:
+def open_source(
+    source: Source, place: str, zone: str | None, log: Path, *, decodes_late: bool = False
+) -> Input:
     """Open a source other than a p-stream.
 
     Parameters
@@ -36,6 +39,8 @@ def open_source(source: Source, place: str, zone: str | None, log: Path) -> Inpu
         The time zone of times that have no zone.
     log : pathlib.Path
         The directory for the log of the source.
+    decodes_late : bool
+        Whether values of Kafka are not decoded here.
 
     Raises
     ------
@@ -49,7 +54,7 @@ def open_source(source: Source, place: str, zone: str | None, log: Path) -> Inpu
     if isinstance(source, FilesSource):
         return _open_files(source, place, zone, log)
     if isinstance(source, KafkaSource):
-        return _open_kafka(source, place, zone, log)
+        return _open_kafka(source, place, zone, log, decodes_late=decodes_late)
     raise InternalError("a source passed the check of the local engine", source=source.type)
 
 
@@ -82,14 +87,18 @@ def _open_files(source: FilesSource, place: str, zone: str | None, log: Path) ->
     )
 
 
-def _open_kafka(source: KafkaSource, place: str, zone: str | None, log: Path) -> Input:
+def _open_kafka(source: KafkaSource, place: str, zone: str | None, log: Path, *, decodes_late: bool) -> Input:
     # The client of Kafka is an extra.
     from penstock.local_engine.records.kafka import KafkaInput
     from penstock.local_engine.records.kafka_values import RecordDecoder
 
+    bad_records = _bad_records(source, place, log)
+    if decodes_late:
+        schema = spark_schema(encoded_schema(source))
+        return KafkaInput(source.options, schema, EncodedRecords(source), bad_records, log)
     schema = spark_schema(schema_of(source))
     decoder = RecordDecoder(source, as_arrow_of_spark(schema), zone, **encoding_of(source))
-    return KafkaInput(source.options, schema, decoder, _bad_records(source, place, log), log)
+    return KafkaInput(source.options, schema, decoder, bad_records, log)
 
 
 def read_table(section: TableSection, zone: str | None) -> pa.Table:

@@ -3,7 +3,7 @@
 A queue whose key and time are Kafka's own columns needs no value to choose the newest record of a key. So the
 pipeline runs as ``source -> queue -> decode -> results -> sink``. The results are the same as if the records
 were decoded before the queue: in both cases an unreadable record is a row, which may be the newest of its
-key.
+key. `Pipeline.decodes_late` says which pipelines run so.
 """
 
 from __future__ import annotations
@@ -13,34 +13,16 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from penstock.conf.pipeline import KafkaSource, Pipeline, PStreamSink
+from penstock.conf.pipeline import KafkaSource, Pipeline
 from penstock.errors import InternalError
 from penstock.jobs.pipelines.graph import SOURCE
 from penstock.jobs.pipelines.schemas import encoding_of
 from penstock.jobs.pipelines.sources import kafka_records, section
 from penstock.spark_ext.kafka.decode import decode_kafka, drop_tombstones
 
-__all__ = ["decode_results", "decodes_late", "read_encoded"]
+__all__ = ["decode_results", "read_encoded"]
 
 _VALUE: Final = "kafka_value"
-
-
-def decodes_late(pipeline: Pipeline) -> bool:
-    """Return True if the queue of a pipeline can choose records before they are decoded."""
-    source, queue = pipeline.source, pipeline.queue
-    if not isinstance(source, KafkaSource) or source.value_format == "raw" or queue is None:
-        return False
-    steps = (pipeline.filter, pipeline.projection, pipeline.lookup, pipeline.window, queue.apply)
-    if any(step is not None for step in steps) or queue.staleness_column or isinstance(queue.weight, str):
-        return False
-    # The condition may read decoded columns, and silent rows have nothing to decode.
-    if queue.delete_when is not None or queue.on_silent is not None:
-        return False
-    if source.reject_to is not None or source.on_error != "keep" or pipeline.planned_persist != "never":
-        return False
-    own = {f"kafka_{column}" for column in source.kafka_columns}
-    used = {*queue.key, queue.time, *((queue.arrival,) if queue.arrival is not None else ())}
-    return used <= own and not isinstance(pipeline.sink, PStreamSink)
 
 
 def read_encoded(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:

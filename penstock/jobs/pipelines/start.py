@@ -20,7 +20,7 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.cluster.shared_places import check_shared_places
 from penstock.jobs.pipelines.functions import carry_functions, import_function
 from penstock.jobs.pipelines.graph import OTHER, Binding, graph_of
-from penstock.jobs.pipelines.late_decoding import decode_results, decodes_late, read_encoded
+from penstock.jobs.pipelines.late_decoding import decode_results, read_encoded
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.jobs.pipelines.sinks import sink_writer
 from penstock.jobs.pipelines.sources import SectionError, read_sources, read_tables, resolve, section
@@ -63,7 +63,7 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
     check_shared_places(spark, pipeline, document)
     if is_connect(spark):
         carry_functions(pipeline)
-    late = decodes_late(pipeline)
+    late = pipeline.decodes_late
     sources = read_encoded(spark, pipeline) if late else read_sources(spark, pipeline)
     tables = read_tables(spark, pipeline)
 

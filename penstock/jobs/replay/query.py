@@ -84,7 +84,7 @@ def open_query(
         parallel_of(pipeline),
         subscribes=False,
     )
-    made = builder.build(root, checkpoint.path / "sources")
+    made = bound.finish(builder.build(root, checkpoint.path / "sources"))
     operator = builder.operator
     state = None
     if operator is not None:

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -23,7 +23,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableErro
 from penstock.local_engine.query_log import Offset, write_whole
 from penstock.local_engine.records.bad_records import BadRecords, RecordInput, Records
 from penstock.local_engine.records.kafka_options import EARLIEST, LATEST, KafkaOptions, Partition
-from penstock.local_engine.records.kafka_values import RecordDecoder, read_messages
+from penstock.local_engine.records.kafka_values import read_messages
 
 __all__ = ["KafkaInput"]
 
@@ -41,6 +41,13 @@ _TOPICS_S: Final = 1.0
 Found = TypeVar("Found")
 
 
+class Decoder(Protocol):
+    """Makes the rows of raw records, such as a `RecordDecoder`."""
+
+    def decode(self, records: pa.Table) -> Records:
+        """Return the rows of records, which have the columns of Spark's connector."""
+
+
 class KafkaInput(RecordInput):
     """Records of topics. Partitions are read one after the other, so a micro-batch always has one order.
 
@@ -50,7 +57,7 @@ class KafkaInput(RecordInput):
         The options of Spark's connector.
     schema : StructType
         The columns.
-    decoder : RecordDecoder
+    decoder : Decoder
         Makes the columns of records.
     bad_records : BadRecords
         The treatment of bad records.
@@ -69,7 +76,7 @@ class KafkaInput(RecordInput):
         self,
         options: Mapping[str, str],
         schema: StructType,
-        decoder: RecordDecoder,
+        decoder: Decoder,
         bad_records: BadRecords,
         log: Path,
     ) -> None:
