@@ -12,6 +12,7 @@ of all peers with Penstock's.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -120,7 +121,10 @@ def _latencies(
 ) -> Sequence[float]:
     events = benchmark.requests(scale, max(int(rate * seconds), 10), 2)
     with scratch("oltp") as place, opened(benchmark, scale, place, interval) as db:
+        gc.collect()
+        gc.freeze()  # as `penstock serve` does
         taken, answered = latencies(db, benchmark, events, rate)
+        gc.unfreeze()
     return [*np.percentile(taken, [50, 95, 99]), answered]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.oltp import designs
 from benchmarks.oltp.__main__ import check_peers, report
+from penstock.procedures.in_process import write_ahead_log
 from penstock.procedures.programs.oltp import OLTP
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 from penstock.procedures.programs.oltp.ycsb import YcsbScale
@@ -73,3 +77,20 @@ def test_the_benchmark_has_a_row_for_each_way_and_rate() -> None:
         assert 0 < p50 <= p95 <= p99
         assert float(answers.replace(",", "")) > 0
     assert "equal results and tables: Penstock, SQLite" in lines
+
+
+def test_designs_run_in_turns_and_leave_no_trace() -> None:
+    lines = list(designs.report("small_bank", 500, 0.05, 2, "1ms", quick=True))
+    begin = next(number for number, line in enumerate(lines) if line.startswith("median")) + 1
+    for design, line in zip(designs.DESIGNS, lines[begin:], strict=False):
+        assert line.startswith(design)
+        p50, p95, p99, *each = line[28:].replace(",", "").split()
+        assert 0 < float(p50) <= float(p95) <= float(p99)
+        assert min(map(float, each)) <= float(p99) <= max(map(float, each))
+        assert len(each) == 2
+    for line in lines[begin + len(designs.DESIGNS) + 1 :]:
+        assert float(line.split()[-1]) > 0
+    assert lines[-1].startswith("filled, beside publishing")
+    assert sys.getswitchinterval() == 0.005
+    assert gc.get_freeze_count() == 0
+    assert write_ahead_log._LEAST_FOR_ROOM == 128 << 10
