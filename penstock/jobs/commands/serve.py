@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -149,6 +150,9 @@ def serve(
             server = DatabaseServer(
                 made, host, port, token=token, certificate=certificate, commit_interval=commit_interval
             )
+            # A collection of all objects would stop the server for long, and these objects stay.
+            gc.collect()
+            gc.freeze()
             try:
                 typer.echo(f"serving {database.name} at {server.uri}; Ctrl-C ends")
                 signals.wait()
