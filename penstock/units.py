@@ -132,7 +132,7 @@ def window_rows(size: object, slide: object | None) -> tuple[int, int] | None:
     Raises
     ------
     InvalidUsageError
-        If only one of them is in rows, or they are out of their range.
+        If only one of the two is a number of rows, or if a number is out of range.
     """
     size_rows = parse_rows(size)
     slide_rows = size_rows if slide is None else parse_rows(slide)

@@ -28,10 +28,10 @@ line    step                                   function                         
 ======  =====================================  ==========================================  ============
 
 The trace is off unless the environment variable ``PENSTOCK_TRACE`` names a file, to which every process
-appends JSON lines, or `tracing` injects a sink. A line is written before an effect that destroys something or
-makes it visible (``commit``, ``release``, ``trim``, ``deleted``), and after all other effects. So the order
-of the lines proves the order of the effects. After a ``commit`` succeeds, a line ``committed`` follows. Both
-lines name the writer and its session, because another entry may take the number that a commit tried.
+appends JSON lines, or `tracing` injects a sink. A line is written before an effect that deletes or publishes
+something (``commit``, ``release``, ``trim``, ``deleted``), and after any other effect. So the order of the
+lines proves the order of the effects. After a ``commit`` succeeds, a line ``committed`` follows. Both lines
+name the writer and its session, because another entry may take the number that a commit tried.
 `tests.models.replay` replays a trace through the model of the protocol (docs/design/0006).
 """
 

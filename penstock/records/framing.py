@@ -1,4 +1,4 @@
-"""The frames that serializers for schema registries put before values, and decoding of values in parts.
+"""Reads the frames that serializers for schema registries put before values, and decodes values in parts.
 
 ::
 

@@ -78,7 +78,7 @@ class Extremes:
     greatest : bool
         Whether the maximum is kept; by default the minimum.
     by : tuple of str
-        Group columns; only windows with equal values in them are compared.
+        Only windows with equal values in these group columns are compared.
     """
 
     layout: WindowLayout

@@ -38,8 +38,8 @@ class Records:
     bad : sequence of int
         The numbers of the rows of bad records, in order.
     facts : callable
-        Returns the columns of `REJECTED` of these records, except the source. Called only if they are
-        rejected.
+        Returns the columns of `REJECTED`, except the source, for the bad records. Called only if bad records
+        are rejected.
     """
 
     rows: pa.Table

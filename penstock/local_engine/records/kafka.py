@@ -320,7 +320,7 @@ class KafkaInput(RecordInput):
             self._consumer.unassign()
 
     def _consume(self, partition: Partition, first: int, end: int) -> Iterator[list[Any]]:
-        """Yield the messages of a partition from an offset to before another."""
+        """Yield the messages of a partition from offset `first` to before `end`."""
         from confluent_kafka import TopicPartition
 
         self._consumer.assign([TopicPartition(*partition, first)])

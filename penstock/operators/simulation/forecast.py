@@ -78,7 +78,7 @@ class Sample:
 
     @property
     def span_us(self) -> int:
-        """The time from the first to after the last arrival."""
+        """The time from the first arrival to one mean interval after the last."""
         return int(self.arrived_us[-1]) * (len(self.arrived_us) + 1) // len(self.arrived_us)
 
     @property

@@ -30,7 +30,7 @@ class Query(NamedTuple):
     name : int
         The position of the query's name.
     partitions : int
-        A bit for each partition that it accesses.
+        A bit for each partition that the query accesses.
     """
 
     name: int
@@ -47,7 +47,7 @@ class State(NamedTuple):
     counter : int
         How often the transaction has already executed this query.
     partitions : int
-        A bit for each partition that it accesses.
+        A bit for each partition that the query accesses.
     previous : int
         A bit for each partition that the transaction has already accessed.
     """

@@ -15,7 +15,7 @@ A record holds the calls of one sync; `offset` is the number of calls before the
 file that does not grow need not wait for the file system's journal. Invariants:
 
 1. A session begins with part 0, created exclusively. A process acknowledges calls only if, after their sync,
-   the next session's part 0 does not exist, and its own oldest part, of those that it has not deleted itself,
+   the next session's part 0 does not exist, and the oldest part that the process has not deleted itself
    still has a name. A new session begins before it reads earlier parts, and deletes them before its own part
    0. So it reads every acknowledged call, and an older process acknowledges no call afterwards.
 2. Parts are deleted in ascending order, and only once the p-stream holds their calls.

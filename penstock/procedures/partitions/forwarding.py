@@ -167,7 +167,7 @@ def order_by_home(homes: Numbers, partitions: int) -> tuple[Numbers, Numbers, Nu
 
 
 def take_rows(rows: pa.RecordBatch, order: Numbers) -> pa.RecordBatch:
-    """Return rows in an order."""
+    """Return the rows at the positions of `order`, in this order."""
     places = pa.array(order)
     columns = [
         column if column.null_count == len(column) else pc.take(column, places, boundscheck=False)

@@ -55,7 +55,7 @@ def _sort_segments(messages: Sequence[WriterCommitMessage | None]) -> list[_Writ
 class StreamWriter(DataSourceStreamArrowWriter):
     """Appends each micro-batch as one commit.
 
-    Spark creates a writer on the driver for every micro-batch, and again in the process that commits, so a
+    For every micro-batch Spark creates a writer on the driver, and another in the process that commits. So a
     writer keeps no state between batches.
 
     Each commit has the query as its writer and the number of the micro-batch. If the driver dies between this
@@ -65,7 +65,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     and are deleted some batches later.
 
     With the option ``descriptors`` an operator has already written the rows, and the input describes their
-    segments (`penstock.spark_ext.sources.p_stream_rows`). These segments are committed in the same way.
+    segments (`penstock.spark_ext.sources.p_stream_rows`). The commit then has these segments.
 
     Parameters
     ----------

@@ -82,7 +82,7 @@ class DeletingPanes(TimePanes):
 
     @property
     def oldest(self) -> int | None:
-        """The first pane that is not late; None while no pane is late."""
+        """The first pane that is not late; None as long as no pane can be late."""
         return self.watermark
 
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:

@@ -52,7 +52,7 @@ class TimePanes(Panes):
 
     @property
     def oldest(self) -> int | None:
-        """The first pane that is not late; None while no pane is late."""
+        """The first pane that is not late; None as long as no pane can be late."""
         return self._first_needed
 
     @property

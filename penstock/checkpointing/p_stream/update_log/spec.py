@@ -127,7 +127,7 @@ class UpdateLog:
         Raises
         ------
         InvalidUsageError
-            If a row lacks one of them. A time of NaN is also refused, because it has no order.
+            If a row lacks its key or its time. A time of NaN is also refused, because it has no order.
         """
         import pyarrow.compute as pc
 

@@ -33,7 +33,8 @@ def integer_type(kind: pa.DataType) -> pa.DataType | None:
 def bare_values(array: pa.Array[Any]) -> npt.NDArray[Any]:
     """Return an array's values without copying.
 
-    The type is a float, or `integer_type` has an integer for it. Values of nulls are undefined.
+    The array has floats, or a type for which `integer_type` returns an integer type. Values of nulls are
+    undefined.
     """
     kind = integer_type(array.type) or array.type
     values = array.view(kind)

@@ -47,7 +47,7 @@ def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
 
 
 def can_omit_undo(program: Program) -> bool:
-    """Return whether the undo log serves only to undo; it also frees the slots of deleted rows."""
+    """Return whether only undoing needs the undo log; freeing the slots of deleted rows needs it, too."""
     return program.undo_log and not any(change[0] == "delete" for change in program.changes)
 
 
