@@ -102,7 +102,7 @@ def _spark_field(field: pa.Field, original: StructField | None) -> StructField:
     if original is not None and _stored_field(original).type.equals(field.type):
         return original
     plain = field.with_type(_plain(field.type, field.name))
-    return from_arrow_schema(pa.schema([plain])).fields[0]
+    return from_arrow_schema(pa.schema([plain]), prefer_timestamp_ntz=True).fields[0]
 
 
 def _plain(kind: pa.DataType, column: str) -> pa.DataType:

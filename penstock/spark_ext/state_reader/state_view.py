@@ -136,7 +136,7 @@ class Stored:
         stored = [
             field
             for name in blocks
-            for field in from_arrow_schema(self.unit.blocks[name].schema)
+            for field in from_arrow_schema(self.unit.blocks[name].schema, prefer_timestamp_ntz=True)
             if field.name == SOURCE_COLUMN or not field.name.startswith(RESERVED_PREFIX)
         ]
 
