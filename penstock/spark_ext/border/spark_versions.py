@@ -6,6 +6,7 @@ what                                    since Spark  before
 admission control of Python sources     4.2          a micro-batch has all available rows; limits are
                                                      refused, and ``availableNow`` runs one micro-batch
 stream writers that take Arrow batches  4.1          rows become Arrow batches in the worker
+times of day                            4.1          columns of p-streams with them are refused
 ``timezone=`` of `to_arrow_schema`      4.3          UTC is the default
 ======================================  ===========  =====================================================
 """

@@ -102,7 +102,10 @@ def _spark_field(field: pa.Field, original: StructField | None) -> StructField:
     if original is not None and _stored_field(original).type.equals(field.type):
         return original
     plain = field.with_type(_plain(field.type, field.name))
-    return from_arrow_schema(pa.schema([plain]), prefer_timestamp_ntz=True).fields[0]
+    try:
+        return from_arrow_schema(pa.schema([plain]), prefer_timestamp_ntz=True).fields[0]
+    except PySparkTypeError:  # Spark 4.0 has no times of day
+        raise _unsupported_error(field.name, str(field.type)) from None
 
 
 def _plain(kind: pa.DataType, column: str) -> pa.DataType:
