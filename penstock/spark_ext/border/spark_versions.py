@@ -82,7 +82,7 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
         """Calls a subclass's ``latestOffset(start, limit)`` when Spark calls ``latestOffset()``.
 
         `start` is None if Spark has not passed an offset yet. After a restart, Spark passes the last offset
-        only later.
+        only later. The local engine calls ``latestOffset(start, limit)``, whatever the version.
         """
 
         _last_offset: dict[str, Any] | None = None
@@ -96,8 +96,14 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
                 return self._last_offset
 
             @wraps(latest_offset)
-            def latest(self: SupportsTriggerAvailableNow) -> dict[str, Any]:
-                return latest_offset(self, self._last_offset, ReadAllAvailable())
+            def latest(
+                self: SupportsTriggerAvailableNow,
+                start: dict[str, Any] | None = None,
+                limit: ReadLimit | None = None,
+            ) -> dict[str, Any]:
+                if limit is None:
+                    return latest_offset(self, self._last_offset, ReadAllAvailable())
+                return latest_offset(self, start, limit)
 
             @wraps(plan)
             def plan_batch(
