@@ -25,9 +25,6 @@ from penstock.procedures.texts import Numbers, TextNumbers
 
 __all__ = ["TableRows", "arrow_column", "from_python", "null_mask", "numpy_column"]
 
-_Column = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
-"""The values of a column, and the mask of its nulls."""
-
 _LEAST_ROWS = 1 << 6
 _LEAST_GONE = 1 << 6
 _UNIT_ROWS = 1 << 17
@@ -229,26 +226,23 @@ class TableRows:
         # Slices are copied several times as fast as selected slots.
         place: slice | Numbers = slice(used) if used == len(self) else np.flatnonzero(self._live[:used])
         copies = [
-            (values[place].copy(), None if null is None else null[place].copy())
-            for values, null in zip(self._columns, self._nulls, strict=True)
+            (column, values[place].copy(), None if null is None else null[place].copy())
+            for column, values, null in zip(self.spec.columns, self._columns, self._nulls, strict=True)
         ]
-        texts = self._texts.freeze()
-        return lambda: self._batch(copies, texts)
+        texts, schema = self._texts.freeze(), self.spec.schema
+        return lambda: pa.RecordBatch.from_arrays(
+            [arrow_column(*one, texts) for one in copies], schema=schema
+        )
 
-    def rows_at(self, slots: Numbers) -> pa.RecordBatch:
-        """Return the rows of slots."""
-        copies = [
-            (values[slots], None if null is None else null[slots])
-            for values, null in zip(self._columns, self._nulls, strict=True)
-        ]
-        return self._batch(copies, self._texts)
-
-    def _batch(self, columns: list[_Column], texts: TextNumbers) -> pa.RecordBatch:
+    def rows_at(self, slots: Numbers, schema: pa.Schema | None = None) -> pa.RecordBatch:
+        """Return the rows of slots, with all columns or with those of `schema`."""
+        schema = schema or self.spec.schema
         arrays = [
-            arrow_column(column, values, null, texts)
-            for column, (values, null) in zip(self.spec.columns, columns, strict=True)
+            arrow_column(column, values[slots], null if null is None else null[slots], self._texts)
+            for column, values, null in zip(self.spec.columns, self._columns, self._nulls, strict=True)
+            if column.name in schema.names
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def upsert(self, rows: pa.RecordBatch, *, dirty: bool, new: bool = False) -> None:
         """Insert or replace rows by key; with `new`, only insert.
@@ -291,10 +285,10 @@ class TableRows:
         if (self.find(key) >= 0).any() or len(np.unique(np.stack(key), axis=1).T) < rows.num_rows:
             raise InvalidUsageError("a row with this key is there already", table=self.spec.name)
 
-    def rows_of(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of keys, each once, in no particular order; keys without a row are left out."""
+    def rows_of(self, keys: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.RecordBatch:
+        """Return the rows of keys that exist, each once, in any order; see `rows_at`."""
         slots = self.find(self._key_numbers(keys))
-        return self.rows_at(np.unique(slots[slots >= 0]))
+        return self.rows_at(np.unique(slots[slots >= 0]), schema)
 
     def change(self, upserts: pa.RecordBatch, tombstones: pa.RecordBatch, *, stored: bool) -> None:
         """Delete keys, then insert or replace rows; with `stored`, the next delta has these changes."""

@@ -141,6 +141,29 @@ def make_bank() -> Database:
         shelves[(following, zone)].count += 1 + e.zones // max(e.number, 0)
         return following
 
+    @bank.procedure(
+        event="source bigint, target bigint, read string, name string, rate bigint NOT NULL",
+        returns="orders bigint, rate bigint",
+    )
+    def price(e: Any, counters: Any, rates: Any) -> Any:
+        if e.source is None:
+            return None, rates[e.read].rate
+        if e.source not in counters:
+            counters.insert(id=e.source, orders=0)
+        counters[e.source].orders += rates[e.read].rate if e.read in rates else 1
+        if e.target is not None and e.target in counters:
+            counters[e.target].orders += 1
+        if e.name is not None:
+            if e.name not in rates:
+                rates.insert(name=e.name, rate=e.rate)
+            elif e.rate < 0:
+                del rates[e.name]
+            else:
+                rates[e.name].rate += e.rate
+        if counters[e.source].orders > 30:
+            abort("many")
+        return counters[e.source].orders, None
+
     return bank
 
 
@@ -208,6 +231,13 @@ EVENTS = {
         target=seldom_null(IDS),
         name=st.sampled_from(["Ada", "Ada", "Bo", "Žofie"]),
         amount=st.integers(-9, 20),
+    ),
+    "price": several(
+        source=seldom_null(IDS),
+        target=st.none() | IDS,
+        read=st.sampled_from(NAMES),
+        name=st.sampled_from([None, None, None, None, "Ada", "Bo", "Žofie"]),
+        rate=st.integers(-5, 9),
     ),
     "walk": several(number=seldom_null(NUMBERS), zones=st.sampled_from([0, 0, 7])),
 }
@@ -344,31 +374,21 @@ def tables(states: Sequence[TableSet]) -> dict[str, list[Any]]:
     return found | {"rates": sorted(parts[0]["rates"], key=repr)}
 
 
-@pytest.mark.parametrize(
-    ("name", "order", "buckets"),
-    [
-        ("act", "arrival", 2), ("act", "arrival", 5), ("act", "any", 3), ("share", "arrival", 3),
-        pytest.param("share", "any", 2, marks=pytest.mark.long), ("move", "arrival", 3),
-        pytest.param("move", "any", 4, marks=pytest.mark.long), ("walk", "arrival", 3),
-        ("order", "any", 3), pytest.param("order", "arrival", 4, marks=pytest.mark.long),
-    ],
-)  # fmt: skip
-@settings(max_examples=6, deadline=None)
-@given(data=st.data(), seed=st.integers(0, 2**32))
-def test_any_mix_equals_the_serial_order(
-    name: str, order: str, buckets: int, data: st.DataObject, seed: int
-) -> None:
-    program, draw, rows = PROGRAMS[name], random.Random(seed), data.draw(EVENTS[name])
+def check_serial_order(
+    forwarding: Forwarding, rows: Sequence[dict[str, Any]], draw: random.Random, sizes: Sequence[int]
+) -> int:
+    """Run micro-batches of random sizes, and compare with a serial run; return how many were forwarded."""
+    program = forwarding.program
     with tempfile.TemporaryDirectory() as directory:
-        spark = Spark(Forwarding.plan(program, buckets, order), directory, draw)
+        spark = Spark(forwarding, directory, draw)
         results: list[Any] = []
         serial: list[int] = []
         begin = number = 0
         while begin < len(rows):
-            end = min(begin + draw.choice([1, 5, 20]), len(rows))
+            end = min(begin + draw.choice(sizes), len(rows))
             some, forwarded = spark.run(number, batch_of(rows[begin:end], program))
             results += some
-            late = [begin + place for place in forwarded] if order == "any" else []
+            late = [begin + place for place in forwarded] if forwarding.order == "any" else []
             serial += [place for place in range(begin, end) if place not in late] + late
             begin, number = end, number + 1
         state = TableSet(BANK.tables.values())
@@ -383,6 +403,26 @@ def test_any_mix_equals_the_serial_order(
             unit = spark.store(bucket).look(spark.committed[bucket])[1]
             assert unit.meta["rows"] == one.rows
         assert sum(one.transactions for one in stored) == len(rows)
+        return spark.forwarded
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "buckets"),
+    [
+        ("act", "arrival", 2), ("act", "arrival", 5), ("act", "any", 3), ("share", "arrival", 3),
+        pytest.param("share", "any", 2, marks=pytest.mark.long), ("move", "arrival", 3),
+        pytest.param("move", "any", 4, marks=pytest.mark.long), ("walk", "arrival", 3),
+        ("order", "any", 3), pytest.param("order", "arrival", 4, marks=pytest.mark.long),
+        ("price", "arrival", 3), ("price", "any", 2),
+    ],
+)  # fmt: skip
+@settings(max_examples=6, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_any_mix_equals_the_serial_order(
+    name: str, order: str, buckets: int, data: st.DataObject, seed: int
+) -> None:
+    program, rows = PROGRAMS[name], data.draw(EVENTS[name])
+    check_serial_order(Forwarding.plan(program, buckets, order), rows, random.Random(seed), [1, 5, 20])
 
 
 def test_a_transaction_is_forwarded_only_for_rows_that_an_earlier_one_moves() -> None:
@@ -420,6 +460,71 @@ def test_elements_that_a_null_list_hides_need_no_bucket() -> None:
     assert sum(1 in found for found in places) == 1
 
 
+def test_writes_to_replicated_tables_need_all_buckets() -> None:
+    forwarding = Forwarding.plan(PROGRAMS["price"], 4, "arrival")
+    row = {"source": 1, "target": None, "read": "Ada", "name": None, "rate": 1}
+    rows = [row, row | {"name": "Bo"}, row, row | {"source": None}]
+    batch = batch_of(rows, PROGRAMS["price"])
+    places = [found.tolist() for found in forwarding.places(batch)]
+    (home,) = [bucket for bucket in range(4) if 0 in places[bucket]]
+    assert places == [[*([0] if n == home else []), 1, *([2] if n == home else []), *([3] if n == 0 else [])]
+                      for n in range(4)]  # fmt: skip
+    split = {n: forwarding.split(batch.take(pa.array(places[n])), n) for n in range(4)}
+    assert [places[home][own] for own in split[home].own] == [0], "what follows a write may read it"
+    assert sorted(places[n][one] for n in range(4) for one in split[n].forwarded) == [1, 2, 3]
+    unknown = "def act(e, a, b):\n    a[e.k].x += 1\n    b[a[e.k].x].x += 1\n"
+    database = penstock.database("unknown")
+    database.table("a", "k bigint, x bigint NOT NULL", key="k", partition_by="k")
+    database.table("b", "k bigint, x bigint NOT NULL", key="k")
+    program = database.procedure(event="k bigint")(define(unknown)).program()
+    every = Forwarding.plan(program, 3, "any").places(pa.RecordBatch.from_pydict({"k": pa.array([1, 2])}))
+    assert [found.tolist() for found in every] == [[0, 1]] * 3
+
+
+def test_buckets_export_only_columns_that_the_coordinator_needs() -> None:
+    database = penstock.database("exports")
+    columns = "k bigint, x bigint, name string NOT NULL"
+    for name in "ab":
+        database.table(name, columns, key="k", partition_by="k")
+    text = "def act(e, a, b):\n    if a[e.k].x is not None:\n        b[e.j].x = 1\n"
+    program = database.procedure(event="k bigint, j bigint")(define(text)).program()
+    assert isinstance(program, Program)
+    program.__dict__["kernel"] = interpreted(program)
+    forwarding = Forwarding.plan(program, 1, "any")
+    assert forwarding.exported["a"].names == ["k", "x"]
+    assert forwarding.exported["b"].names == ["k", "x", "name"], "its rows are stored whole"
+    state, row = TableSet(database.tables.values()), {"k": 1, "x": 5, "name": "Ada"}
+    for name in "ab":
+        schema = database.tables[name].schema
+        state.load(name, pa.RecordBatch.from_pylist([row, row | {"k": 2, "x": None}], schema=schema))
+    events = pa.RecordBatch.from_pylist([{"k": 1, "j": 2}, {"k": 2, "j": 1}], schema=forwarding.event)
+    rows = {name: [some] for name, some in forwarding.rows(state, events, 0).items()}
+    _, (changes,) = forwarding.run(events, rows)
+    assert changes.blocks["b/upserts"].to_pylist() == [{"k": 2, "x": 1, "name": "Ada"}]
+
+
+def test_copies_forget_replicated_rows_that_another_worker_deleted(tmp_path: Any) -> None:
+    stores = {bucket: BucketStore(open_files(tmp_path / str(bucket))) for bucket in range(2)}
+    pointers: dict[int, Pointer] = {}
+    copies = BucketCopies(tuple(BANK.tables.values()))
+    states = {}
+    for bucket, store in stores.items():
+        states[bucket], handle = TableSet(BANK.tables.values()), Handle()
+        states[bucket].load("rates", RATES)
+        first = store.commit(states[bucket], handle)
+        assert first.pointer is not None
+        pointers[bucket] = first.pointer
+    copies.follow({0: stores[0]}, {0: pointers[0]})
+    keys = RATES.slice(0, 1).select(["name"])
+    for bucket, store in stores.items():
+        publish_continuation(store, pointers[bucket], 1, Changes({"rates/tombstones": keys}, -1), BANK.tables)
+        pointers[bucket] = continuation_of(pointers[bucket], 1)
+    copies.follow({1: stores[1]}, {1: pointers[1]})
+    assert [row[0] for row in contents(copies.state, BANK)["rates"]] == ["Bo"]
+    copies.follow(stores, pointers)
+    assert [row[0] for row in contents(copies.state, BANK)["rates"]] == ["Bo"]
+
+
 def test_other_changes_under_the_number_of_a_micro_batch_are_refused(tmp_path: Any) -> None:
     store = BucketStore(open_files(tmp_path))
     state = TableSet(BANK.tables.values())
@@ -439,7 +544,8 @@ def test_other_changes_under_the_number_of_a_micro_batch_are_refused(tmp_path: A
     [
         ("def act(e, a):\n    a[e.k].x += a[e.j].x\n", None),
         ("def act(e, a, b):\n    a[e.k].x += a[e.j].x + b[(e.k, e.j)].x\n", None),
-        ("def act(e, a, b):\n    a[e.k].x += a[e.j].x\n    b[(e.k, e.k)].x = 1\n", "is replicated"),
+        ("def act(e, a, b):\n    a[e.k].x += a[e.j].x\n    b[(e.k, e.k)].x = 1\n", None),
+        ("def act(e, b):\n    b[(e.k, e.k)].x = 1\n", "it accesses no table with partition_by"),
         ("def act(e, b):\n    return b[(e.k, e.j)].x\n", "it accesses no table with partition_by"),
         ("def act(e, a):\n    return a[a[e.k].x].x\n", "no attribute of the event is the k of a"),
         ("def act(e, p):\n    return p[(e.k, 3)].x + p[(e.j, 3)].x\n", None),

@@ -264,6 +264,71 @@ def test_lists_and_routes_name_buckets(spark: SparkSession, tmp_path: Path, orde
     }
 
 
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["arrival", "any"])
+def test_replicated_tables_change_in_all_buckets(spark: SparkSession, tmp_path: Path, order: str) -> None:
+    place, draw = Place(tmp_path), random.Random(order)
+    market = penstock.database("market")
+    market.table("prices", "item string, price bigint NOT NULL", key="item")
+    market.table("tills", "till bigint, total bigint NOT NULL", key="till", partition_by="till")
+
+    @market.procedure(
+        event="id bigint, till bigint, item string, changed string, price bigint NOT NULL",
+        returns="total bigint",
+    )
+    def sell(e: Any, prices: Any, tills: Any) -> Any:
+        if e.till not in tills:
+            tills.insert(till=e.till, total=0)
+        if e.changed is not None:
+            if e.price < 0:
+                del prices[e.changed]
+            elif e.changed in prices:
+                prices[e.changed].price = e.price
+            else:
+                prices.insert(item=e.changed, price=e.price)
+        tills[e.till].total += prices[e.item].price
+        return tills[e.till].total
+
+    first = {"prices": pa.table({"item": ["a", "b"], "price": [3, 5]})}
+    rows = [
+        {
+            "id": number, "till": draw.randrange(12), "item": draw.choice("ab"),
+            "price": draw.randint(-5, 20), "changed": draw.choice("abc") if draw.random() < 0.2 else None,
+        }
+        for number in range(120)
+    ]  # fmt: skip
+    schema = event_schema(sell.program().event)
+
+    def run() -> DataFrame:
+        df = place.input.frame(spark, "id long, till long, item string, changed string, price long")
+        return penstock.transactions(
+            df, sell, time="id", keep="id", buckets=3, order=order, state_location=place.state, initial=first
+        )
+
+    for begin in (0, 40, 80):
+        place.input.add(pa.Table.from_pylist(rows[begin : begin + 40], schema))
+        if begin == 40:
+            marker = tmp_path / "died"
+            with fresh_workers(spark, PENSTOCK_FAILPOINTS=f"coordinator.after_continuation=kill@{marker}"):
+                failure(run(), place)
+            assert marker.exists()
+        place.run(run())
+    made = place.sequence("id", "total", "rejected", *(["batch", "forwarded"] if order == "any" else []))
+    made.sort(key=lambda row: (*row[3:], row[0]))
+    tables = PlainTables(market.tables.values())
+    for price in first["prices"].to_pylist():
+        tables.tables["prices"].insert(**price)
+    batch = pa.RecordBatch.from_pylist([rows[row[0]] for row in made], schema)
+    assert [row[1:3] for row in made] == tables.run(sell.text, batch, sell.program().results)
+    assert {row[2] for row in made} > {None}, "some sales have no price"
+    for table, buckets in (("tills", 1), ("prices", 3)):
+        stored = penstock.read_state(spark, place.state, checkpoint=place.checkpoint, table=table)
+        found = sorted((row[0], row[1]) for row in stored.drop("bucket").collect())
+        left = [tuple(row.values()) for row in tables.tables[table].rows.values() if row]
+        assert found == sorted(left * buckets)
+
+
 @pytest.mark.long
 def test_an_old_checkpoint_meets_newer_continuations(spark: SparkSession, tmp_path: Path) -> None:
     place, rows = Place(tmp_path / "place"), draw_events(5)

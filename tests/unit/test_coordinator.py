@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock import _durable
 from penstock.checkpointing.files import open_files
 from penstock.errors import CorruptDataError
 from penstock.procedures.analysis.columns import ResultRows
@@ -29,10 +32,11 @@ from penstock.spark_ext.border.initial_rows import InitialRows, _partition
 from penstock.spark_ext.border.parcels import COORDINATOR, from_parcel, to_parcels
 from penstock.spark_ext.border.transaction_packing import TransactionPacker
 from penstock.spark_ext.forwarding.coordinator import Coordinator
-from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
+from penstock.spark_ext.worker.bucket_task import _RELEASES, BucketTask, Parcel, _background
 from penstock.spark_ext.worker.stateful import take_exports
 from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import BucketStore, Pointer
+from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.long_tests import long_but
 from tests.procedures import contents, interpreted, results_of
 from tests.property.test_forwarding import BANK, PROGRAM, PROGRAMS, RATES, batch_of
@@ -210,6 +214,37 @@ def test_oltp_benchmarks_equal_the_serial_run(
     events = benchmark.requests(scale, 80, 5)
     query = Query(tmp_path, order, program, events, benchmark.database, first)
     check_both_stages(query, state, program, [0, 30, 50])
+
+
+def test_files_stay_bounded_over_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_durable, "sync_everything", lambda: None)
+    draw = random.Random(4)
+    rows = [
+        {
+            "kind": "move",
+            "source": draw.randrange(8),
+            "target": draw.randrange(8),
+            "name": None,
+            "amount": 1,
+        }
+        for _ in range(200)
+    ]
+    query = Query(tmp_path, "any", PROGRAM, batch_of(rows))
+    rule = SnapshotRule(max_deltas=3, min_delta_bytes=1, max_commits=4)
+    query.task = replace(query.task, snapshots=rule)
+    sizes, files = [], []
+    for number in range(50):
+        if number % 2:  # this attempt is lost
+            query.stage_two(query.stage_one(number, 4 * number, 4 * number + 4)[0])
+        output, pointers = query.stage_one(number, 4 * number, 4 * number + 4)
+        query.stage_two(output)
+        query.pointers = pointers
+        _background().submit(_RELEASES.run, now=True).result()
+        found = [file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()]
+        sizes.append(sum(found))
+        files.append(len(found))
+    assert max(sizes[25:]) < 1.3 * max(sizes[:25])
+    assert max(files[25:]) < 1.3 * max(files[:25])
 
 
 def test_other_events_under_the_number_of_a_micro_batch_are_refused(tmp_path: Path) -> None:

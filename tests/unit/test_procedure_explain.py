@@ -88,6 +88,15 @@ def test_python_s_procedures_are_explained_too() -> None:
     ]
 
 
+def test_writes_to_replicated_tables_are_explained() -> None:
+    database = accounts()
+    database.table("rates", "id bigint, rate bigint NOT NULL", key="id")
+    text = "def act(e, accounts, rates):\n    accounts[e.id].balance += 1\n    rates[e.rate].rate = 3\n"
+    explained = database.procedure(event="id bigint, rate bigint")(define(text)).explain()
+    where = "with buckets=, over copies of the tables, where the event may write rates"
+    assert explained.endswith(f"forwarded to other buckets: {where}")
+
+
 def operations(body: str, names: dict[str, Any] | None = None) -> list[Operation]:
     database = accounts()
     text = "def act(e, accounts, links):\n" + textwrap.indent(textwrap.dedent(body), "    ")

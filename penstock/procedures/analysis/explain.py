@@ -193,10 +193,13 @@ def _forwarded(program: Program | PlainProgram) -> str:
         return f"nothing, there is one bucket: {obstacle}"
     route = bucket_route(program)
     names = " and ".join(route.partitions)
-    if route.is_single:
+    tables = " or ".join(dict.fromkeys(keys.table for keys in route.writes))
+    if route.is_single and not tables:
         return f"nothing, with buckets= each transaction is in the bucket of {names}"
     over = "over copies of the tables, " if Forwarding(program, 1, ARRIVAL).copies_buckets else ""
-    return f"with buckets=, {over}where {names} are of several buckets"
+    cases = [] if route.is_single else [f"where {names} are of several buckets"]
+    cases += [f"where the event may write {tables}"] if tables else []
+    return f"with buckets=, {over}{', and '.join(cases)}"
 
 
 def _access_sets(program: Program) -> str:

@@ -13,6 +13,7 @@ Both stages are functions of their input. `docs/design/0019-forwarding.md` has t
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ import pyarrow as pa
 
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.update_stream.stream import concat
+from penstock.procedures.compiler.layout import TableCode
 from penstock.procedures.compiler.program import PlainProgram, Program, event_schema
 from penstock.procedures.compiler.values import Found
 from penstock.procedures.engine import TableSet
@@ -104,7 +106,7 @@ class Forwarding:
         Raises
         ------
         InvalidUsageError
-            If the event does not name the buckets of a transaction, or it writes a replicated table.
+            If the event does not name the buckets of a transaction.
         """
         obstacle = forwarding_obstacle(program)
         if obstacle is not None or isinstance(program, PlainProgram):
@@ -124,13 +126,14 @@ class Forwarding:
     @cached_property
     def copies_buckets(self) -> bool:
         """Whether the coordinator needs whole tables, because rows are unknown or tables are replicated."""
-        route = find_route(self.program, self._placements)
+        route = find_route(self.program, self._placements, with_writes=True)
         known = all(isinstance(one, str) for keys in route.keys for one in keys.origins)
-        return not route.is_single and not (known and len(self._placements) == len(self.program.tables))
+        is_exported = route.is_single or (known and len(self._placements) == len(self.program.tables))
+        return bool(route.writes) or not is_exported
 
     @cached_property
     def _route(self) -> Route:
-        route = find_route(self.program, self._placements)
+        route = find_route(self.program, self._placements, with_writes=True)
         if not self.copies_buckets:
             return route
         keys = [
@@ -152,8 +155,11 @@ class Forwarding:
         starts, buckets = self._keys(events).by_event()
         counts = np.diff(starts)
         owners = np.repeat(np.arange(events.num_rows), counts)
-        places = [np.unique(owners[buckets == bucket]) for bucket in range(self.buckets)]
-        places[0] = np.union1d(places[0], np.flatnonzero(counts == 0))
+        places = []
+        for bucket in range(self.buckets):
+            needs_it = (counts == 0) & (bucket == 0)
+            needs_it[owners[buckets == bucket]] = True  # as a mask, several times as fast as `unique`
+            places.append(np.flatnonzero(needs_it))
         return places
 
     def split(self, events: pa.RecordBatch, bucket: int) -> Split:
@@ -195,7 +201,29 @@ class Forwarding:
             ]
             found.setdefault(keys.table, []).append(pa.RecordBatch.from_arrays(columns, schema=schema))
         own = {name: self._placements[name].split(concat(parts))[bucket] for name, parts in found.items()}
-        return {name: state[name].rows_of(keys) for name, keys in own.items()}
+        return {name: state[name].rows_of(keys, self.exported[name]) for name, keys in own.items()}
+
+    @cached_property
+    def exported(self) -> dict[str, pa.Schema]:
+        """For each table the columns of the rows that buckets export.
+
+        If the program does not change a table, those are the key and the columns that its kernel names.
+        """
+        named = {node.id for node in ast.walk(ast.parse(self.program.source)) if isinstance(node, ast.Name)}
+        changed = {change[1] for change in self.program.changes}
+        schemas = {}
+        for number, spec in enumerate(self.program.tables):
+            code = TableCode(spec, number)
+            needed = (
+                spec.name in changed
+                or name in spec.key
+                or not named.isdisjoint({code.column(name), code.null(name)})
+                for name in spec.names
+            )
+            schemas[spec.name] = pa.schema(
+                [field for field, one in zip(spec.schema, needed, strict=True) if one]
+            )
+        return schemas
 
     def run(
         self, events: pa.RecordBatch, rows: Mapping[str, Sequence[pa.RecordBatch]]
@@ -207,12 +235,12 @@ class Forwarding:
         events : pyarrow.RecordBatch
             The forwarded events of all buckets, in their order.
         rows : mapping
-            The exported rows of all buckets, by table.
+            The exported rows of all buckets, by table, with the columns of `exported`.
         """
         state = TableSet(self.program.tables)
         for name, parts in rows.items():
             if some := [part for part in parts if part.num_rows]:
-                state[name].upsert(concat(some), dirty=False)
+                state[name].upsert(_complete(concat(some), state[name].spec.schema), dirty=False)
         return self.run_over(state, events)
 
     def run_over(self, state: TableSet, events: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Changes]]:
@@ -227,7 +255,9 @@ class Forwarding:
                     continue
                 # The stored bytes must not depend on the order in which buckets' rows arrive.
                 rows_by_key = block.sort_by([(name, "ascending") for name in spec.key])
-                for own, part in zip(blocks, self._placements[spec.name].split(rows_by_key), strict=True):
+                placement = self._placements.get(spec.name)
+                parts = [rows_by_key] * self.buckets if placement is None else placement.split(rows_by_key)
+                for own, part in zip(blocks, parts, strict=True):
                     if part.num_rows:
                         own[block_name] = part
         return results, [Changes(own, int(more)) for own, more in zip(blocks, counts, strict=True)]
@@ -236,7 +266,10 @@ class Forwarding:
         """Return the number of rows of each bucket in the tables with inserts or deletes."""
         counts = np.zeros(self.buckets, np.int64)
         for name in {change[1] for change in self.program.changes if change[0] != "column"}:
-            placement = self._placements[name]
+            placement = self._placements.get(name)
+            if placement is None:
+                counts += len(state[name])
+                continue
             values = [state[name].key_column(one) for one in placement.names]
             counts += np.bincount(placement.partitions_of(placement.columns, values), minlength=self.buckets)
         return counts
@@ -247,13 +280,23 @@ class Forwarding:
         return event_schema(self.program.event)
 
 
+def _complete(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with all columns; nothing reads those that are missing."""
+    arrays = [
+        rows.column(field.name) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def _find_nothing(found: Found, values: Sequence[Any]) -> tuple[Numbers, pa.RecordBatch]:
     raise InternalError("a route without indexes reads one", table=found.table)
 
 
 def bucket_route(program: Program) -> Route:
     """Return the route that gives the buckets of a transaction."""
-    return find_route(program, place_tables({spec.name: spec for spec in program.tables}, 1, {}))
+    placements = place_tables({spec.name: spec for spec in program.tables}, 1, {})
+    return find_route(program, placements, with_writes=True)
 
 
 def forwarding_obstacle(program: Program | PlainProgram) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class EventKeys:
         count = self.events.num_rows
         if not self.route.keys:  # the program only reads replicated tables
             return np.arange(count) * partitions // max(count, 1)
-        distinct = self._distinct_partitions()
+        distinct = self._distinct_partitions
         homes, several = self._homes_alone(distinct)
         if not several:
             return homes
@@ -100,7 +101,7 @@ class EventKeys:
         partitions : int
             The number of partitions.
         """
-        starts, resources, _, size = self._resources(partitions, self._distinct_partitions())
+        starts, resources, _, size = self._resources(partitions, self._distinct_partitions)
         return find_first(starts, resources, homes, np.zeros(size, np.bool_))
 
     def _resources(
@@ -133,11 +134,11 @@ class EventKeys:
 
     def alone(self) -> Numbers:
         """Return the partition of each transaction, or `FORWARDED`, as if it ran alone."""
-        return self._homes_alone(self._distinct_partitions())[0]
+        return self._homes_alone(self._distinct_partitions)[0]
 
     def needed(self) -> list[int]:
         """Return the partitions that the transactions need."""
-        distinct = self._distinct_partitions()
+        distinct = self._distinct_partitions
         return sorted({int(number) for numbers, _ in distinct for number in np.unique(numbers)})
 
     def keys(self, keys: Keys) -> list[pa.Array[Any]]:
@@ -157,9 +158,10 @@ class EventKeys:
 
     def by_event(self) -> tuple[Numbers, Numbers]:
         """Return the position of each event's first partition, and last their number; and the partitions."""
-        starts, order, needed = self._in_order(self._distinct_partitions())
+        starts, order, needed = self._in_order(self._distinct_partitions)
         return starts, needed[order]
 
+    @cached_property
     def _distinct_partitions(self) -> list[tuple[Numbers, Numbers | None]]:
         """Return the partitions of each origin and method once, with their events."""
         distinct = {(self._placements[keys.table].method, keys.partition): keys for keys in self.route.keys}
@@ -167,7 +169,26 @@ class EventKeys:
         for keys in distinct.values():
             values = _without_nulls(self._combine(keys, keys.partition))
             found.append((self._placed(keys, values), values[0].events))
-        return found
+        return found + self._all_partitions(found) if self.route.writes else found
+
+    def _all_partitions(
+        self, found: Sequence[tuple[Numbers, Numbers | None]]
+    ) -> list[tuple[Numbers, Numbers | None]]:
+        """Return all partitions for events that write replicated tables, and one for events that need none.
+
+        So each event comes after earlier writes to the replicated tables that it may read.
+        """
+        count, every = self.events.num_rows, np.arange(next(iter(self._placements.values())).partitions)
+        writers = np.unique(np.concatenate([self.values(keys)[0] for keys in self.route.writes]))
+        is_placed = np.zeros(count, np.bool_)
+        is_placed[writers] = True
+        for _, events in found:
+            is_placed[slice(None) if events is None else events] = True
+        others = np.flatnonzero(~is_placed)
+        return [
+            (np.tile(every, len(writers)), np.repeat(writers, len(every))),
+            (np.zeros(len(others), np.int64), others),
+        ]
 
     def _partitions(self, keys: Keys, values: Sequence[_Values]) -> Numbers:
         return self._placed(keys, [values[place] for place in keys.places])

@@ -113,7 +113,7 @@ class Placement:
         columns: Sequence[str] | None = None,
     ) -> None:
         self.columns = tuple(spec.column(name) for name in columns or (spec.partition_by or "",))
-        self._partitions = partitions
+        self.partitions = partitions
         self.ranges: tuple[Any, ...] | None = None
         if ranges is None:
             return
@@ -153,7 +153,7 @@ class Placement:
         """Return each row's partition by the values of its columns, or of attributes of the same kinds."""
         if self.ranges is None:
             mixed = mix_hashes([hash_values(*one) for one in zip(columns, values, strict=True)])
-            return buckets_of(mixed.view(np.uint64), self._partitions)
+            return buckets_of(mixed.view(np.uint64), self.partitions)
         return self._ranges_of(columns[0], values[0])
 
     def _ranges_of(self, column: Column, values: pa.Array[Any]) -> Numbers:
@@ -166,10 +166,10 @@ class Placement:
     def split(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Return the rows of each partition, in their order."""
         if not rows.num_rows:
-            return [rows] * self._partitions
+            return [rows] * self.partitions
         places = self.partitions_of(self.columns, [rows.column(name) for name in self.names])
         order = np.argsort(places, kind="stable")
-        ends = np.searchsorted(places[order], np.arange(self._partitions + 1))
+        ends = np.searchsorted(places[order], np.arange(self.partitions + 1))
         return [rows.take(pa.array(order[begin:end])) for begin, end in itertools.pairwise(map(int, ends))]
 
 

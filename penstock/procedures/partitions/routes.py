@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.compiler.values import ROUTED, Access, AccessMode, Found, Origin
@@ -53,18 +53,23 @@ class Route:
     partitions : tuple of str
         The values that determine the partitions, for `describe`.
     is_single : bool
-        Whether every transaction is a single-partition transaction, whatever its attributes are.
+        Whether the partitioned rows of a transaction are in one partition, whatever its attributes are.
+    writes : tuple of Keys
+        The rows of replicated tables that the program may write. A transaction with such a row needs all
+        partitions.
     """
 
     keys: tuple[Keys, ...]
     obstacle: str | None
     partitions: tuple[str, ...]
     is_single: bool
+    writes: tuple[Keys, ...] = ()
 
     @property
     def knows_rows(self) -> bool:
         """Whether the event determines which rows a transaction may access, not only their partitions."""
-        return self.obstacle is None and all(None not in keys.origins for keys in self.keys)
+        known = all(None not in keys.origins for keys in self.keys)
+        return self.obstacle is None and not self.writes and known
 
     def describe(self) -> str:
         """Return the route as a text."""
@@ -79,9 +84,14 @@ class Route:
         return f"single-partition if one partition has {names}; else over several: {moves}"
 
 
-def find_route(program: Program | PlainProgram, placements: Mapping[str, Placement]) -> Route:
-    """Return where the transactions of a program run; tables without a placement are replicated."""
-    obstacle = _obstacle(program, placements)
+def find_route(
+    program: Program | PlainProgram, placements: Mapping[str, Placement], *, with_writes: bool = False
+) -> Route:
+    """Return where the transactions of a program run; tables without a placement are replicated.
+
+    Writes to replicated tables are an obstacle, unless the result is to have them (`with_writes`).
+    """
+    obstacle = _obstacle(program, placements, with_writes=with_writes)
     if not isinstance(program, Program) or obstacle is not None:
         return Route((), obstacle, (), is_single=False)
     tables = {spec.name: spec for spec in program.tables}
@@ -104,7 +114,17 @@ def find_route(program: Program | PlainProgram, placements: Mapping[str, Placeme
         origins = [str(access.origins[place]) for place in places[access.table]]
         parts = [named.get(origin, origin) for origin in origins]
         partitions[parts[0] if len(parts) == 1 else f"({', '.join(parts)})"] = None
-    return Route(keys, None, tuple(partitions), is_single=len(methods) <= 1 and not several)
+    writes = tuple(dict.fromkeys(_replicated_writes(program, placements)))
+    return Route(keys, None, tuple(partitions), len(methods) <= 1 and not several, writes)
+
+
+def _replicated_writes(program: Program, placements: Mapping[str, Placement]) -> Iterator[Keys]:
+    """Yield the keys of replicated tables that a program writes; what an index finds is unknown."""
+    for access in program.accesses:
+        if access.table not in placements and access.mode is not AccessMode.READ:
+            for keys in keys_of(program, access, ()):
+                origins = (None if isinstance(origin, Found) else origin for origin in keys.origins)
+                yield replace(keys, origins=tuple(origins))
 
 
 def keys_of(program: Program, access: Access, places: tuple[int, ...]) -> Iterator[Keys]:
@@ -128,7 +148,9 @@ def keys_of(program: Program, access: Access, places: tuple[int, ...]) -> Iterat
         yield Keys(access.table, origins, places)
 
 
-def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placement]) -> str | None:
+def _obstacle(
+    program: Program | PlainProgram, placements: Mapping[str, Placement], *, with_writes: bool
+) -> str | None:
     if isinstance(program, PlainProgram):
         return "Python runs it"
     if program.stages:
@@ -140,7 +162,7 @@ def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placemen
         spec = tables[access.table]
         shown = f"{access.table}[{', '.join(dict.fromkeys(access.key))}]"
         if access.table not in placements:
-            if access.mode is not AccessMode.READ:
+            if access.mode is not AccessMode.READ and not with_writes:
                 return f"it writes {shown}, which is replicated"
             continue
         for column in placements[access.table].names:

@@ -52,6 +52,7 @@ class BucketCopies:
         for bucket, pointer in pointers.items():
             held = self._handles.get(bucket)
             if held is None:
+                self._clear_replicated()
                 self._handles[bucket] = stores[bucket].load(pointer, self.state)
                 continue
             handle = stores[bucket].catch_up(pointer, self.state, held)
@@ -60,6 +61,13 @@ class BucketCopies:
                 self.follow(stores, pointers)
                 return
             self._handles[bucket] = handle
+
+    def _clear_replicated(self) -> None:
+        """Forget rows of replicated tables before a bucket is loaded: its files do not name deleted rows."""
+        if self._handles:
+            for spec in self._specs:
+                if spec.partition_by is None:
+                    self.state.clear(spec.name)
 
     def advance(self, stores: Mapping[int, BucketStore], pointers: Mapping[int, Pointer]) -> None:
         """Record that the tables have the changes of newer versions, which are published."""

@@ -18,6 +18,7 @@ from penstock._clock import monotonic_s
 from penstock._failpoints import failpoint
 from penstock.checkpointing.files import Files, open_files
 from penstock.checkpointing.spark_checkpoint import make_durable
+from penstock.errors import InternalError
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.procedures.analysis.columns import ResultRows
@@ -91,7 +92,7 @@ class Coordinator:
     def run(self, exports: Exports) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Run the forwarded transactions of a micro-batch; return results, or their descriptors."""
         begin = monotonic_s()
-        schemas = {spec.name: spec.schema for spec in self.tables}
+        schemas = self.forwarding.exported
         rows = {
             name: [cast_to_schema(part, schemas[name]) for part in parts]
             for name, parts in exports.rows.items()
@@ -134,6 +135,9 @@ class Coordinator:
         self, notes: Iterable[BucketNote], stores: Mapping[int, BucketStore], changes: Sequence[Changes]
     ) -> None:
         """Publish the continuations of buckets."""
+        unknown = {bucket for bucket, change in enumerate(changes) if change.blocks} - stores.keys()
+        if unknown:
+            raise InternalError("forwarded transactions change other buckets", buckets=sorted(unknown))
         failpoint("coordinator.before_continuations")
         # Spark does not pass the location of its checkpoint to workers.
         make_durable(None)
