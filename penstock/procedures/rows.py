@@ -288,7 +288,9 @@ class TableRows:
     def rows_of(self, keys: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.RecordBatch:
         """Return the rows of keys that exist, each once, in any order; see `rows_at`."""
         slots = self.find(self._key_numbers(keys))
-        return self.rows_at(np.unique(slots[slots >= 0]), schema)
+        is_found = np.zeros(int(self._facts[USED]), np.bool_)  # several times as fast as `unique`
+        is_found[slots[slots >= 0]] = True
+        return self.rows_at(np.flatnonzero(is_found), schema)
 
     def change(self, upserts: pa.RecordBatch, tombstones: pa.RecordBatch, *, stored: bool) -> None:
         """Delete keys, then insert or replace rows; with `stored`, the next delta has these changes."""

@@ -23,6 +23,7 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.language import abort
 from penstock.procedures.partitions.bucket_forwarding import Changes, Forwarding
 from penstock.procedures.partitions.continuations import continuation_of, publish_continuation
+from penstock.procedures.partitions.placement import Placement
 from penstock.spark_ext.forwarding.bucket_copies import BucketCopies
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, number_of
 from penstock.state_store.snapshot_rule import SnapshotRule
@@ -441,6 +442,62 @@ def test_a_transaction_is_forwarded_only_for_rows_that_an_earlier_one_moves() ->
             if len(places):
                 forwarded |= set(places[forwarding.split(batch.take(pa.array(places)), bucket).forwarded])
         assert forwarded == expected
+
+
+def _bucket(table: str, value: Any, buckets: int) -> int:
+    spec = BANK.tables[table]
+    column = spec.column(spec.partition_by or "")
+    return int(Placement(spec, buckets).partitions_of([column], [pa.array([value], column.type)])[0])
+
+
+def _needed(name: str, row: dict[str, Any], buckets: int) -> list[int]:
+    """Return the buckets of the rows that an event names, in the order of the program's keys."""
+    if name == "move" and None in (row["source"], row["target"]):
+        return []  # the route has no value
+    if name == "move":
+        keys = [("shelves", row[one] // 10) for one in ("source", "target")]
+    else:
+        keys = [("accounts", row["source"]), *(("accounts", one) for one in row["targets"] or [])]
+        keys += [("people", one) for one in row["names"] or []]
+    return [_bucket(table, value, buckets) for table, value in keys if value is not None]
+
+
+@pytest.mark.parametrize("name", ["share", "move"])
+def test_lists_and_routes_name_exactly_the_buckets_of_their_rows(name: str) -> None:
+    draw, buckets, rows = random.Random(name), 4, list[dict[str, Any]]()
+    for _ in range(60):
+        source, target = (draw.choice([None, *range(0, 60, 7)]) for _ in range(2))
+        targets = draw.choice([None, [], [3], [draw.randrange(9), None, draw.randrange(9)]])
+        names = draw.choice([None, [], ["Ada"], ["Bo", "Žofie"]])
+        row = {
+            "source": source,
+            "target": target,
+            "shift": 0,
+            "targets": targets,
+            "names": names,
+            "amount": 1,
+        }
+        rows.append({one: row[one] for one in Forwarding(PROGRAMS[name], 1, "any").event.names})
+    needed = [_needed(name, row, buckets) for row in rows]
+    batch = batch_of(rows, PROGRAMS[name])
+    for order in ("any", "arrival"):
+        forwarding = Forwarding.plan(PROGRAMS[name], buckets, order)
+        places = [found.tolist() for found in forwarding.places(batch)]
+        assert places == [
+            [place for place, some in enumerate(needed) if bucket in (some or [0])]
+            for bucket in range(buckets)
+        ]
+        own, passed, used = dict[int, int](), list[int](), set[int]()
+        for bucket, some in enumerate(places):
+            split = forwarding.split(batch.take(pa.array(some, pa.int64())), bucket)
+            own |= {some[one]: bucket for one in split.own}
+            passed += [some[one] for one in split.forwarded]
+            used |= {some[one] for one in split.needed}
+        several = {place for place, some in enumerate(needed) if len(set(some)) > 1}
+        assert sorted(passed) == sorted(set(passed)), "one bucket passes each event"
+        assert used == set(passed) >= several
+        assert order == "arrival" or set(passed) == several
+        assert own == {n: min(some or [0]) for n, some in enumerate(needed) if n not in used}
 
 
 def test_elements_that_a_null_list_hides_need_no_bucket() -> None:
