@@ -14,7 +14,7 @@ __all__ = ["AppendedFile"]
 
 
 class AppendedFile:
-    """A new file, open for durable appends. For one thread at a time.
+    """A new file, open for durable appends. One thread at a time uses it.
 
     After an error, the file may end with a part of the last append. Zeros follow the appended bytes if the
     file has room: then an append changes no size, so its sync does not wait for the file system's journal.

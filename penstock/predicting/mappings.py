@@ -74,10 +74,10 @@ def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
 def find_bounds(trace: ProcedureTrace) -> tuple[Bound, ...]:
     """Return how the event limits the number of times that a transaction executes each query.
 
-    The trace shows a limit if no transaction exceeds it. A list limits a query that most transactions which
-    commit execute once for each element. An attribute that is null, or that is not, excludes a query that
-    other transactions execute. Last come queries that no transaction executes before a query of a list
-    (departure from H-Store §5.3.1).
+    The trace shows a limit if no transaction exceeds it. A list limits a query if most committed
+    transactions execute the query once for each element. A query may also be excluded because an attribute
+    is null, or because it is not null. Last come queries that no transaction executes before a query of a
+    list (departure from H-Store §5.3.1).
     """
     count = trace.transactions
     owner = np.repeat(np.arange(count), np.diff(trace.starts))

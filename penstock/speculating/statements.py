@@ -1,6 +1,6 @@
 """The statements of procedures: the tables, columns and rows that each of them accesses (H-Store §6.5).
 
-If an event attribute selects what a procedure does, each kind has its own statements.
+If a procedure branches by an attribute of the event, each branch has its own statements.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class CodecTests:
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     def test_values_come_back(self, codec: Codec) -> None:
-        """Decode what was encoded, through bytes; at least one stream must fit."""
+        """Encode streams to bytes, and decode them; the codec must accept at least one of them."""
         encoded_count = 0
         for values in hard_streams():
             node = _encode(codec, values)

@@ -74,7 +74,7 @@ class Extremes:
         Layout of the windows.
     value : str
         The compared partial: an integer or a float. As in Spark, NaN is greater than all other values.
-        Windows in which it is null are pruned.
+        Windows whose compared value is null are pruned.
     greatest : bool
         Whether the maximum is kept; by default the minimum.
     by : tuple of str

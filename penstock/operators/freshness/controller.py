@@ -302,8 +302,8 @@ def plan(
     started_us : int
         The start of the micro-batch.
     since_us : int, optional
-        The arrival time of the oldest tuple that entered now. If it is after the end of the last micro-batch,
-        the time between them may have been idle.
+        The arrival time of the oldest tuple that entered now. If it is after the end of the last
+        micro-batch, the process may have been idle between the two times.
     """
     fit, doubted = state.fit, state.doubted
     cycle_us = started_us - state.started_us

@@ -144,7 +144,8 @@ class Scanner:
         tables : iterable of pyarrow.Table
             Tables with the scan's columns; text columns may be dictionaries.
         most_fragments : int, optional
-            Yield the fragments whenever there are this many. The same panes and groups may follow again.
+            Yield the fragments whenever there are this many. Later fragments may have the same panes and
+            groups.
 
         Raises
         ------

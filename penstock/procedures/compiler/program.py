@@ -224,7 +224,7 @@ class PlainProgram:
 
 @cache
 def inlined_texts() -> bytes:
-    """Return the text of `_INLINED`: the machine code of a kernel is out of date if it changes."""
+    """Return the text of `_INLINED`; if this text changes, the machine code of kernels is out of date."""
     return b"".join(pkgutil.get_data("penstock", name) or b"" for name in _INLINED)
 
 

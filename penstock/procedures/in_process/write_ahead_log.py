@@ -75,7 +75,7 @@ class _Part(NamedTuple):
 
 
 class WriteAheadLog:
-    """A session of the log in a local directory. For one thread at a time.
+    """A session of the log in a local directory. One thread at a time uses it.
 
     Parameters
     ----------

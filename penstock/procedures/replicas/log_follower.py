@@ -86,7 +86,7 @@ class Copy:
 
 
 class LogFollower:
-    """Runs the calls of a log that grows. For one thread at a time.
+    """Runs the calls of a log that grows. One thread at a time uses it.
 
     Parameters
     ----------
