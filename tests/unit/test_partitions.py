@@ -18,7 +18,7 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.partitions import partitioned_rows
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
-from penstock.procedures.partitions.placement import read_ranges
+from penstock.procedures.partitions.placement import Placement, read_ranges
 from penstock.procedures.requests.messages import REQUESTS
 from tests.procedures import interpreted
 
@@ -290,6 +290,31 @@ def test_the_elements_of_a_list_are_in_the_partitions_of_all_of_them() -> None:
         assert db.run("collect", {"stores": stores, "item": [1] * 5})["rejected"].null_count == 5
         assert "forwarded: 1 of 5" in db.explain()  # nobody before the fourth needs its rows
         assert db.table("stock").sort_by("store")["count"].to_pylist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranges", "values"),
+    [("bigint", [3, 7], [2, 3, 4, 7, 8]), ("string", ["b", "é"], ["a", "b", "ba", "é", "éa"])],
+)
+def test_a_range_begins_with_its_least_value(kind: str, ranges: list[Any], values: list[Any]) -> None:
+    spec = penstock.database("shop").table("stock", f"store {kind}", key="store", partition_by="store")
+    placement = Placement(spec, 3, ranges)
+    column = pa.array(values)
+    assert placement.partitions_of(placement.columns, [column]).tolist() == [0, 1, 1, 2, 2]
+    parts = placement.split(pa.record_batch({"store": column}))
+    assert [part["store"].to_pylist() for part in parts] == [values[:1], values[1:3], values[3:]]
+
+
+def test_nulls_and_what_is_hidden_behind_them_need_no_partition() -> None:
+    with shop().open(partitions=2, ranges={"stock": [100]}) as db:
+        db.load("stock", STOCK)
+        assert db.call("send", store=None, other=300, item=1)["rejected"] == "null key: stock"
+        assert "forwarded: 0 of 1" in db.explain()
+        stores = pa.ListArray.from_arrays([0, 2, 3], [1, 300, 300], mask=pa.array([True, False]))
+        assert stores.offsets.to_pylist() == [0, 2, 3]
+        db.run("collect", pa.table({"stores": stores, "item": [1, 1]}))
+        assert "forwarded: 0 of 3" in db.explain()
+        assert db.table("stock").sort_by("store")["count"].to_pylist() == [9, 9, 8]
 
 
 @pytest.mark.parametrize(
