@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Thread
@@ -14,6 +15,7 @@ import pytest
 
 import penstock
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.procedures.analysis.routing import routing_attribute
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.partitions import partitioned_rows
@@ -290,6 +292,39 @@ def test_the_elements_of_a_list_are_in_the_partitions_of_all_of_them() -> None:
         assert db.run("collect", {"stores": stores, "item": [1] * 5})["rejected"].null_count == 5
         assert "forwarded: 1 of 5" in db.explain()  # nobody before the fourth needs its rows
         assert db.table("stock").sort_by("store")["count"].to_pylist() == [7, 7, 7]
+
+
+def test_explain_tells_how_batches_were_evaluated_and_at_what_cost() -> None:
+    with shop().open(evaluation="adaptive") as db:
+        db.load("stock", STOCK)
+        db.load("items", {"item": [1], "price": [5]})
+        db.run("sell", {"store": [1, 2], "item": [1, 1]})
+        last = db.explain().split("  sell: ")[-1].splitlines()
+        assert last[0].startswith("adaptive, 2 threads, punctuations after")
+        assert re.fullmatch(r" +serial: 2 transactions, \d+ ns each", last[1])
+        assert db.evaluation.metrics["sell"].transactions == {"serial": 2}
+        assert "send:" not in db.explain().partition(last[0])[2]
+    with shop().open() as db:
+        assert "threads" not in db.explain()
+
+
+def test_elements_of_lists_choose_no_bucket_and_need_an_index_before_the_call() -> None:
+    database = shop()
+
+    @database.procedure(event="items array<bigint>")
+    def take_all(e: Any, stock: Any) -> Any:
+        for item in e.items:
+            row = stock.by("item")[item].first()
+            if row is not None:
+                row.count -= 1
+
+    assert routing_attribute(database.procedures["collect"].program()) is None
+    assert "take_all: all partitions: the index of stock is read for each element" in explained(database)
+
+
+def explained(database: Database) -> str:
+    with database.open(partitions=2) as db:
+        return db.explain()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidUsageError
@@ -49,6 +50,9 @@ def _lines(database: Database, state: State) -> Iterator[str]:
                 f"  predicted: {runs.transactions} transactions, {runs.forwarded} forwarded, {runs.late} "
                 f"beside these, {runs.without_undo} without an undo log; wrong in {runs.wrong} calls"
             )
+    elif (evaluation := state.evaluation) is not None and evaluation.mode != "serial":
+        for name in evaluation.metrics:
+            yield indent(evaluation.explain(name), "  ")
 
 
 def _describe_table(spec: TableSpec, placement: Placement | None) -> str:
