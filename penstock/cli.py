@@ -2,8 +2,8 @@
 
 Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick. ``check``,
 ``design``, ``ingest``, ``pack``, ``predict``, ``replay``, ``serve``, and without ``--checkpoint`` also ``gc``
-and ``inspect``, start no JVM. Exit codes: 0 for success, 1 when a run fails or stored data is damaged, 2 for
-a wrong command line, configuration or input, 130 and 143 when SIGINT or SIGTERM stopped the run.
+and ``inspect``, start no JVM. Exit codes: 0 for success, 1 when a run fails or data is damaged or cannot be
+read, 2 for a wrong command line or configuration, 130 and 143 when SIGINT or SIGTERM stopped the run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from shutil import get_terminal_size
 from signal import Signals
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -329,10 +331,13 @@ def examples(
             return
         papers = paper_names()
         ours = [example_name for example_name in example_names() if example_name not in papers]
+        width = max(map(len, (*ours, *papers)))
+        columns = get_terminal_size().columns
         for title, group in (("To start from:", ours), ("Queries of benchmarks and papers:", papers)):
             typer.echo(title)
             for example in group:
-                typer.echo(f"  {example:<12} {_title(example_text(example))}")
+                text = f"  {example:<{width}} {_title(example_text(example))}"
+                typer.echo(fill(text, max(columns, 2 * width), subsequent_indent=" " * (width + 3)))
 
 
 @app.command()

@@ -51,7 +51,15 @@ class PenstockError(Exception):
         The remedy for the caller.
     **context
         Named values that locate the error, such as ``file=`` or ``bucket=``.
+
+    Attributes
+    ----------
+    while_running : bool
+        Whether a run that had begun raised the error, for example because of its data. Then the exit code of
+        a command is 1, even if the class is `InvalidUsageError`.
     """
+
+    while_running = False
 
     def __init__(self, fact: str, *, hint: str | None = None, **context: Any) -> None:
         self.fact = fact

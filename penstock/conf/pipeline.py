@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Sequence
+from copy import deepcopy
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -129,15 +130,20 @@ class Pipeline(PipelineSections):
         return used <= own and not isinstance(self.sink, PStreamSink)
 
 
-def _validate(document: Document) -> Pipeline:
+def _find_problems(data: dict[str, Any]) -> Pipeline | list[Problem]:
+    """Return the pipeline with these fields, or their problems."""
     try:
-        return Pipeline.model_validate(document.data)
+        return Pipeline.model_validate(data)
     except ValidationError as error:
-        found = [
+        return [
             problem
             for details in error.errors(include_url=False)
-            for problem in explain_error(details, document.data, Pipeline)
+            for problem in explain_error(details, data, Pipeline)
         ]
+
+
+def _describe_problems(found: list[Problem], document: Document) -> list[str]:
+    """Return a line for each problem, in the order of the document."""
     order = list(document.places)
 
     def position(problem: Problem) -> int:
@@ -146,9 +152,27 @@ def _validate(document: Document) -> Pipeline:
             path = path[:-1]
         return order.index(path) if path else -1
 
-    found.sort(key=position)
-    raise PipelineError([describe(document.place(path), path, fact, hint) for path, fact, hint in found])
+    found = sorted(found, key=position)
+    return [describe(document.place(path), path, fact, hint) for path, fact, hint in found]
 
+
+def _without_wrong_fields(data: dict[str, Any], found: list[Problem]) -> dict[str, Any] | None:
+    """Return the fields without the wrong fields; None if a wrong or missing field determines others."""
+    rest = deepcopy(data)
+    for path, *_ in found:
+        if len(path) < 2 or path[0] not in _ENDS:
+            return None
+        section: Any = rest
+        for part in path[:-1]:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or path[-1] not in section:
+            return None
+        del section[path[-1]]
+    return rest
+
+
+_ENDS: Final = ("queue", "results", "sink", "query")
+"""Sections that determine no columns of other sections, except of the results."""
 
 _PAPERS: Final = "pipelines/papers"
 _GROUPS: Final = ("pipelines", _PAPERS)
@@ -235,13 +259,43 @@ def load_document(reference: str | Path, overrides: Sequence[str] = ()) -> tuple
     PipelineError
         If anything is wrong.
     """
+    pipeline, document, problems = load_parts(reference, overrides)
+    if problems or pipeline is None:
+        raise PipelineError(problems)
+    return pipeline, document
+
+
+def load_parts(
+    reference: str | Path, overrides: Sequence[str] = ()
+) -> tuple[Pipeline | None, Document, list[str]]:
+    """Read a pipeline as far as it is right, so that the rest can be checked as well.
+
+    Returns
+    -------
+    pipeline : Pipeline or None
+        The pipeline without its wrong fields. None if it is none without them, or if they determine the
+        columns of others.
+    document : Document
+        The positions of its fields.
+    problems : list of str
+        A line for each problem.
+
+    Raises
+    ------
+    PipelineError
+        If the file cannot be read or is not YAML.
+    """
     document = _read(str(reference))
     problems: list[str] = []
     for override in overrides:
         try:
             document.set(override, FREE_SECTIONS)
         except PipelineError as error:
-            problems.extend(error.problems)
-    if problems:
-        raise PipelineError(problems)
-    return _validate(document), document
+            problems += error.problems
+    found = _find_problems(document.data)
+    if isinstance(found, Pipeline):
+        return found, document, problems
+    problems += _describe_problems(found, document)
+    rest = _without_wrong_fields(document.data, found)
+    checked = None if rest is None else _find_problems(rest)
+    return checked if isinstance(checked, Pipeline) else None, document, problems

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from penstock.checkpointing.graph.directory import GraphDirectory
     from penstock.conf.document import Document
     from penstock.conf.pipeline import Pipeline
 
-__all__ = ["check_pipeline"]
+__all__ = ["check_checkpoint", "check_pipeline"]
 
 
 def check_pipeline(
@@ -22,7 +25,7 @@ def check_pipeline(
     settings: Mapping[str, str] | None = None,
     own_process: bool = False,
 ) -> tuple[Pipeline, Document]:
-    """Read a pipeline, and check its places, columns and expressions.
+    """Read a pipeline, and check its places, columns, expressions and checkpoint.
 
     With `inputs`, also check that the files that the pipeline reads exist. The Spark settings in `settings`
     and in the pipeline determine how S3 is reached. Set `own_process` if the process does nothing but run the
@@ -34,31 +37,111 @@ def check_pipeline(
         If any of these is wrong, with a line for each problem.
     """
     from penstock.conf.document import PipelineError
-    from penstock.conf.pipeline import load_document
+    from penstock.conf.pipeline import load_parts
     from penstock.jobs.local.first_row import skip_pandas
 
-    loaded, document = load_document(pipeline, overrides)
+    loaded, document, problems = load_parts(pipeline, overrides)
+    if loaded is None:
+        raise PipelineError(problems)
     from penstock.checkpointing.files.s3a import keep_s3a
     from penstock.jobs.pipelines.graph import graph_of
     from penstock.jobs.pipelines.places import check_inputs, check_places, check_upsert
 
     keep_s3a({**loaded.query.spark, **(settings or {})}.items(), os.environ)
-    if inputs:
-        check_inputs(loaded, document)
-    problems: list[str] = []
     checks: list[Callable[[Pipeline, Document], object]] = [graph_of, check_places, check_upsert]
     if loaded.engine == "local":
-        if own_process and not _has_users_code(loaded):
+        if own_process and not problems and not _has_users_code(loaded):
             skip_pandas()
         checks[0] = _check_local(settings or {})
-    for check_part in checks:
+    for check_part in [*([check_inputs] if inputs else []), *checks]:
         try:
             check_part(loaded, document)
         except PipelineError as error:
             problems += error.problems
+    if not problems:
+        check_checkpoint(loaded, document)
     if problems:
         raise PipelineError(problems)
     return loaded, document
+
+
+def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
+    """Check that the pipeline can continue from its checkpoint, if that is on a local disk.
+
+    Raises
+    ------
+    PipelineError
+        If the checkpoint was made with another key, policy, number of buckets or graph.
+    """
+    from penstock.conf.document import PipelineError, describe
+    from penstock.errors import InvalidUsageError
+
+    location = pipeline.query.checkpoint
+    if location is None or "://" in location or not any(Path(location).glob("graph-*.json")):
+        return
+    from penstock.checkpointing.graph.directory import GraphDirectory  # few checks have a checkpoint
+    from penstock.dataflow.checkpoint import check_same_graph
+    from penstock.dataflow.shape import shape
+    from penstock.jobs.pipelines.graph import graph_of
+
+    directory = GraphDirectory(location)
+    try:
+        old = directory.newest("graph")
+        plan = graph_of(pipeline, document).plan(None, pipeline.planned_persist)
+        # Only the run knows all columns, and what it decodes late.
+        known = old is not None and not pipeline.decodes_late
+        if old is not None and known and _fixed_parts(shape(plan)) != _fixed_parts(old["shape"]):
+            check_same_graph(plan, old, directory)
+        _check_buckets(pipeline, directory)
+    except InvalidUsageError as error:
+        path = ("query", "checkpoint")
+        context = "".join(f" {name}={value}" for name, value in error.context.items())
+        raise PipelineError(
+            [describe(document.place(path), path, f"{error.fact}:{context}", error.hint)]
+        ) from None
+
+
+def _fixed_parts(lines: list[str]) -> list[dict[str, object]]:
+    """Return the entries of a plan's shape without what only the run knows: columns and whole paths."""
+    entries = []
+    for line in lines:
+        entry = json.loads(line)
+        entry.pop("columns", None)
+        entry["does"] = entry.get("does", "").partition(", late rows to ")[0]
+        entries.append(entry)
+    return entries
+
+
+def _check_buckets(pipeline: Pipeline, directory: GraphDirectory) -> None:
+    """Check that state has the number of buckets that the pipeline gives, if it gives one.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it has another number.
+    """
+    from penstock.checkpointing.files import open_files
+    from penstock.errors import InvalidUsageError
+    from penstock.state_store.descriptions import read_description
+
+    default = pipeline.query.spark.get(
+        "spark.sql.shuffle.partitions", 1 if pipeline.engine == "local" else None
+    )
+    query = directory.progress("results").id
+    state = open_files(pipeline.query.state_location or directory.place("state"))
+    operators = () if query is None else state.child(query).list()
+    for operator in (facts.name for facts in operators if facts.is_directory):
+        section = getattr(pipeline, operator, None)
+        wanted = getattr(section, "buckets", None) or default
+        known = read_description(state.child(str(query)).child(operator)) or {}
+        if wanted is not None and int(wanted) != known.get("buckets", int(wanted)):
+            raise InvalidUsageError(
+                "the checkpoint was made with another number of buckets",
+                operator=operator,
+                was=known["buckets"],
+                now=wanted,
+                hint="set it back, or start with a new checkpoint",
+            )
 
 
 def _has_users_code(pipeline: Pipeline) -> bool:

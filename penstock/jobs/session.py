@@ -39,6 +39,8 @@ _T = TypeVar("_T")
 _DEFAULTS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.sql.session.timeZone": "UTC",
+    # Spark's default INT96 is deprecated, and readers other than Spark take it for a time without a zone.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 _LAPTOP_DEFAULTS: Final = {
     "spark.ui.enabled": "false",

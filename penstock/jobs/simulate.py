@@ -22,7 +22,8 @@ def run_simulation(load: float, keys: int, skew: float, updates: int) -> None:
     found = compare_policies(load, keys, skew, updates)
     table = Table(
         title=f"Staleness at load factor {load:g}, {keys:,} keys, in numbers of updates",
-        caption="Optimum and lower bound are those of a run without end.",
+        caption="Limits (optimum, lower bound) hold for a run without end.\n"
+        "This run starts with fresh keys, so a queue may stay below them.",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("queue")

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
@@ -194,7 +195,7 @@ def test_a_query_runs_to_its_end_in_a_session(
     last = {row["symbol"]: row["seq"] for row in sorted(table(spark), key=lambda row: row["seq"])}
     assert last == newest(30_000), "the session that was active goes on"
     *lines, summary = capsys.readouterr().err.splitlines()
-    lines = [line for line in lines if not line.startswith("still starting")]
+    lines = [line for line in lines if not line.startswith(("still starting", "stale: "))]
     assert all(line.startswith("batch ") and "  took " in line for line in lines), lines
     assert any("  stale " in line for line in lines)
     assert summary.startswith(f"{totals.batches} batches, 30,000 rows in, {totals.emitted:,} emitted, ")
@@ -611,12 +612,13 @@ def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: P
         child.stderr.close()
         assert child.wait() == 128 + number, "".join(lines)
         assert f"stopped by {number.name}\n" in lines
-        assert all(line.startswith(("batch ", "still starting", "stopp")) for line in lines[:-2]), "".join(
-            lines
-        )
+        ours = ("batch ", "stale: ", "still starting", "stopp")
+        assert all(line.startswith(ours) for line in lines[:-2]), "".join(lines)
         assert not any("Traceback" in line or "\tat " in line for line in lines), "".join(lines)
         lasts.append(batches)
     assert lasts[1][0] > lasts[0][0]
+    kinds = {pq.read_schema(file).field("time").type for file in (tmp_path / "out").glob("*.parquet")}
+    assert kinds == {pa.timestamp("us", "UTC")}, "as the local engine writes times"
     served = pq.read_table(tmp_path / "out").to_pydict()
     assert len(set(zip(served["symbol"], served["time"], strict=True))) == len(served["symbol"])
 

@@ -42,26 +42,35 @@ def test_a_terminal_of_80_columns_gets_whole_parts_on_lines_that_fit(
         monkeypatch.setattr(sys, "stderr", terminal)
         with batch_printer() as show:
             show(BUSY)
+            show(BUSY)
             show(QUIET)
         terminal.flush()
-        shown = os.read(ours, 100_000).decode()
+        shown = ""
+        while shown.count("took") < 3 or not shown.endswith("\n"):  # whatever part of it a read returns
+            shown += os.read(ours, 100_000).decode()
     os.close(ours)
     assert "\x1b[" in shown, "it has colours"
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
     assert all(len(line) <= 80 for line in lines), lines
-    assert [line.startswith("batch") for line in lines] == [True, False, False, True]
+    starts = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert starts == ["batch", "stale:", "batch", "batch"], "staleness is explained once"
     assert "  ".join(line.strip() for line in lines[:3]) == batch_line(BUSY)
-    assert lines[3] == batch_line(QUIET)
+    assert lines[-1] == batch_line(QUIET)
 
 
-def test_a_pipe_gets_one_plain_line_for_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_one_plain_line_for_each_batch_and_one_that_says_what_stale_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with (tmp_path / "out").open("w") as file:
         monkeypatch.setattr(sys, "stderr", file)
         with batch_printer() as show:
-            show(BUSY)
             show(QUIET)
-    assert (tmp_path / "out").read_text().splitlines() == [batch_line(BUSY), batch_line(QUIET)]
+            show(BUSY)
+            show(BUSY)
+    shown = (tmp_path / "out").read_text().splitlines()
+    assert shown[2].startswith("stale: how long the oldest update that the results lack has waited")
+    assert [*shown[:2], *shown[3:]] == [batch_line(QUIET), batch_line(BUSY), batch_line(BUSY)]
 
 
 def test_a_part_that_is_wider_than_the_terminal_has_a_line_of_its_own() -> None:

@@ -236,7 +236,7 @@ def test_a_file_that_was_replaced_or_cut_is_refused(place: Path) -> None:
 def test_columns_are_found_though_a_record_is_bad_and_what_is_before_it_is_committed(place: Path) -> None:
     written("a.csv", "n,tag\n1,a\n2,b\n3\n4,d\n")
     result = penstock(str(place), "a.csv", "--from", "csv")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     absolute = Path("a.csv").absolute()
     assert result.stderr.splitlines()[-1] == (
         f"a record cannot be read: it has 1 fields, not 2: file={absolute} line=4 offset=14. Hint: correct "
@@ -267,7 +267,7 @@ def test_bad_records_are_named_or_passed_over(place: Path, kind: str, text: str 
     written("f", text)
     command = (str(place), "f", "--from", kind, "--schema", "n int, tag string NOT NULL")
     failed = penstock(*command)
-    assert failed.exit_code == 2
+    assert failed.exit_code == 1
     assert f"a record cannot be read: {why}: file=" in failed.stderr
     skipped = penstock(*command, "--on-error", "skip")
     assert skipped.exit_code == 0
@@ -430,7 +430,7 @@ def test_a_wrong_command_is_refused_in_one_line(place: Path, arguments: tuple[st
     written("twice.csv", "n,n\n1,2\n")
     written("empty.csv", "")
     result = penstock(str(place), *arguments)
-    assert result.exit_code == 2, result.stderr
+    assert result.exit_code == (1 if text.startswith("a record") else 2), result.stderr
     assert text in result.stderr
     assert isinstance(result.exception, SystemExit)
 
@@ -447,7 +447,7 @@ def test_the_schema_must_be_the_stream_s(place: Path) -> None:
 def test_a_schema_that_does_not_fit_creates_no_stream(place: Path, schema: str) -> None:
     written("a.csv", "n,o\n1.5,2\n")
     refused = penstock(str(place), "a.csv", "--from", "csv", "--schema", schema)
-    assert refused.exit_code == 2, refused.output
+    assert refused.exit_code == (1 if schema == "n timestamp" else 2), refused.output
     assert not place.exists()
     assert penstock(str(place), "a.csv", "--from", "csv", "--schema", "n double").exit_code == 0
     assert rows_of(place) == [{"n": 1.5}]

@@ -26,6 +26,7 @@ from penstock.dataflow.nodes import (
 )
 from penstock.dataflow.plan import Persist, PhysicalPlan, plan
 from penstock.dataflow.statistics import Statistics, measure
+from penstock.dataflow.types import UNKNOWN, expression_type
 from penstock.ddl import parse_schema, quote
 from penstock.errors import InvalidUsageError
 from penstock.operators.own.abc import Operator
@@ -177,7 +178,17 @@ class Graph(Windows, Streams):
             If the condition is not a boolean expression over the columns.
         """
         label = self._open("where", name)
-        return self._append(Where(label, (self.root,), self._expression(predicate, label)))
+        condition = self._expression(predicate, label)
+        kind = expression_type(condition, self.schema)
+        if kind != UNKNOWN and not pa.types.is_boolean(kind):
+            raise InvalidUsageError(
+                "the filter is not a condition, which is true or false",
+                filter=predicate,
+                type=kind,
+                hint="write a comparison, such as price > 0",
+                node=label,
+            )
+        return self._append(Where(label, (self.root,), condition))
 
     def select(self, *columns: str, name: str | None = None, **expressions: str) -> Self:
         """Compute columns: ``select("plug", "value * 2 AS twice", house="house div 10")``.

@@ -92,7 +92,8 @@ def errors(*, debug: bool) -> Iterator[None]:
     Raises
     ------
     typer.Exit
-        The exit code is 130 for Ctrl-C, 2 if the command line, a configuration or the input is wrong, else 1.
+        The exit code is 130 for Ctrl-C, 2 if the command line or a configuration is wrong and nothing ran,
+        else 1.
     """
     from penstock.errors import InvalidUsageError, PenstockError
 
@@ -104,7 +105,8 @@ def errors(*, debug: bool) -> Iterator[None]:
         if debug:
             raise
         typer.secho(f"{error}", err=True, fg=typer.colors.RED)
-        raise typer.Exit(WRONG if isinstance(error, InvalidUsageError) else FAILED) from None
+        is_wrong = isinstance(error, InvalidUsageError) and not error.while_running
+        raise typer.Exit(WRONG if is_wrong else FAILED) from None
     except OSError as error:
         if not debug and _is_of_py4j(error):
             _show_failure(error)

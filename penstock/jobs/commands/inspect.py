@@ -43,7 +43,17 @@ def state(
     """Show versions, chains, sizes, damage and garbage of every bucket.
 
     Every file is read and checked. The exit code is 1 if a file is damaged.
-    """
+
+    \b
+    newest         files of the highest version: version-first digits of file id
+    proven         newest version that was certainly committed
+    versions       versions that can be loaded
+    chain          files that a load reads: base + deltas
+    rows, waiting  keys, and keys that wait; for windows, entries of panes
+    expired        keys that have left after their ttl
+    files, size    all files on disk
+    garbage        files that penstock gc would delete
+    """  # noqa: D301 - the escape is the mark of lines that are not joined
     with errors(debug=debug):
         from penstock.jobs.inspect.state import describe_bucket, show_buckets, survey_buckets, tell_findings
 

@@ -83,13 +83,15 @@ class BadRecord:
 
     def error(self) -> InvalidUsageError:
         """Return an error for the record."""
-        return InvalidUsageError(
+        error = InvalidUsageError(
             f"a record cannot be read: {self.why}",
             file=self.source,
             line=self.line,
             offset=self.offset,
             hint="correct it and run the same command again, or pass over such records by --on-error skip",
         )
+        error.while_running = True
+        return error
 
 
 class Source(ABC):

@@ -77,6 +77,8 @@ def show_buckets(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
             style = "red" if survey.damage else "yellow" if survey.withheld else None
             table.add_row(*(Text(cell) for cell in _table_row(survey, expires=expires)), style=style)
         out.print(table)
+    if out.is_terminal:
+        out.print("penstock inspect state --help explains the columns.", style="dim")
 
 
 def _table_row(survey: BucketSurvey, *, expires: bool) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._clock import monotonic_s, now_us, pause
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, Query
+from penstock.errors import PenstockError
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer
 from penstock.jobs.signals import StopSignals
@@ -88,12 +89,14 @@ def run_local(
 
         trigger = pipeline.query.trigger
         if trigger == AVAILABLE_NOW:
-            running.run_available(note, is_stopped)
+            with _errors_of_run():
+                running.run_available(note, is_stopped)
             return replace(totals, signal=signals.received)
         fixed_s = None if trigger is None else parse_duration_us(trigger) / 1e6
         while not is_stopped():
             begin_s = monotonic_s()
-            ran = running.step(note)
+            with _errors_of_run():
+                ran = running.step(note)
             # Without a trigger, the contract of the results' queue chooses the interval.
             next_s = begin_s + (fixed_s if fixed_s is not None else chosen_s if ran else 0.0)
             if not ran:
@@ -101,6 +104,16 @@ def run_local(
             while not is_stopped() and (left_s := next_s - monotonic_s()) > 0:
                 pause(min(left_s, _SIGNAL_S))  # wait until the next trigger
     return replace(totals, signal=signals.received)
+
+
+@contextmanager
+def _errors_of_run() -> Iterator[None]:
+    """Mark the errors of micro-batches; see `PenstockError`."""
+    try:
+        yield
+    except PenstockError as error:
+        error.while_running = True
+        raise
 
 
 def _open_exports(query: Query, stack: ExitStack) -> list[Callable[[Iterable[OperatorBatch]], None]]:

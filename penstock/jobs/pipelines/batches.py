@@ -12,6 +12,11 @@ __all__ = ["Batch", "Totals", "batch_line", "batch_parts", "batch_printer", "fol
 
 _SILENCE_S = 10.0
 """The silence after which a run reports that it is still starting."""
+_STALENESS = (
+    "stale: how long the oldest update that the results lack has waited, per key;",
+    "average and 95th percentile of all keys",
+)
+"""The explanation that follows the first batch with staleness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +198,22 @@ def _line_printer() -> Callable[[Sequence[str]], None]:
 def batch_printer(silence_s: float = _SILENCE_S) -> Iterator[Callable[[Batch], None]]:
     """Yield a function that prints each batch with rows as a line on standard error.
 
-    If no batch ends within `silence_s`, a line reports that the query is still starting.
+    The first batch with staleness is followed by a line that says what staleness is. If no batch ends within
+    `silence_s`, a line reports that the query is still starting.
     """
     show = _line_printer()
     timer = threading.Timer(silence_s, _say, ("still starting: no micro-batch has ended yet",))
     timer.daemon = True
+    explained = False
 
     def on_batch(batch: Batch) -> None:
+        nonlocal explained
         timer.cancel()
         if batch.did_something:
             show(batch_parts(batch))
+        if batch.staleness_p95_ms and not explained:
+            explained = True
+            show(_STALENESS)
 
     timer.start()
     try:

@@ -303,8 +303,10 @@ def run(
         show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
         try:
             totals = follow(running, show, signals, drain=drain)
-        except BaseException:
+        except BaseException as error:
             running.stop()
+            if isinstance(error, PenstockError):
+                error.while_running = True
             raise
     if isinstance(running, RunningGraph):
         wait_for_metrics(running.queries.values())

@@ -1,0 +1,130 @@
+"""`penstock check` reports all mistakes at once, also those that only the checkpoint shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from pyspark.sql.streaming.query import StreamingQuery
+from typer.testing import CliRunner
+
+from penstock.checkpointing import PUnit, encode
+from penstock.checkpointing.graph.directory import GraphDirectory
+from penstock.cli import app
+from penstock.conf.document import PipelineError
+from penstock.dataflow.checkpoint import graph_document
+from penstock.errors import InvalidUsageError
+from penstock.jobs.checking import check_pipeline
+from penstock.jobs.pipelines import run
+from penstock.jobs.pipelines.graph import graph_of
+from penstock.state_store.location import SPECIFICATION_FILE
+
+BASE: dict[str, Any] = {
+    "source": {"type": "market", "rows": 10, "real_time": False},
+    "queue": {"key": "symbol", "time": "time", "buckets": 2},
+    "sink": {"type": "noop"},
+    "query": {"trigger": "available_now"},
+}
+
+
+def written(place: Path, changes: dict[str, Any]) -> str:
+    document = BASE | changes
+    (place / "p.yaml").write_text(yaml.safe_dump(document))
+    return str(place / "p.yaml")
+
+
+def problems_of(file: str, *overrides: str, inputs: bool = False) -> list[str]:
+    with pytest.raises(PipelineError) as refused:
+        check_pipeline(file, list(overrides), inputs=inputs)
+    return [text.partition(": ")[2] for text in refused.value.problems]
+
+
+def test_no_mistake_hides_another(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    file = written(
+        tmp_path,
+        {
+            "filter": "price",
+            "queue": {"key": "simbol", "time": "time", "policy": "linecuting"},
+            "sink": {"type": "parquet", "path": str(tmp_path / "file")},
+            "lookup": {
+                "key": "symbol",
+                "table": {"path": str(tmp_path / "none"), "format": "csv", "schema": "symbol STRING"},
+            },
+            "query": {"trigger": "available_now", "checkpoint": str(tmp_path / "file")},
+        },
+    )
+    found = problems_of(file, "no override", "query.nam=a", inputs=True)
+    starts = ["not an override", "query.nam", "queue.policy", "lookup.table.path", "filter", "queue"]
+    starts += ["query.checkpoint", "sink.path"]
+    assert sorted(text.partition(": ")[0].partition(". ")[0] for text in found) == sorted(starts)
+
+
+def test_fields_that_others_depend_on_are_not_left_out(tmp_path: Path) -> None:
+    file = written(tmp_path, {"projection": 7, "queue": {"key": "total", "time": "time"}})
+    assert [text.partition(":")[0] for text in problems_of(file)] == ["projection"]
+    file = written(tmp_path, {"queue": {"key": "simbol"}})
+    assert [text.partition(":")[0] for text in problems_of(file)] == ["queue.time"]
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
+def test_a_changed_policy_key_or_number_of_buckets_is_found_in_the_checkpoint(
+    tmp_path: Path, engine: str
+) -> None:
+    file = written(tmp_path, {"engine": engine, "query": {"checkpoint": str(tmp_path / "checkpoint")}})
+    pipeline, _ = check_pipeline(file, [])
+    directory = GraphDirectory(tmp_path / "checkpoint")
+    plan = graph_of(pipeline).plan(None, "never")
+    directory.put("graph", graph_document(plan, {}, {}))
+    log = tmp_path / "checkpoint" / "queries" / "results"
+    log.mkdir(parents=True)
+    (log / "metadata").write_text(json.dumps({"id": "an-id"}))
+    state = tmp_path / "checkpoint" / "state" / "an-id" / "queue"
+    state.mkdir(parents=True)
+    (state / SPECIFICATION_FILE).write_bytes(encode(PUnit("operator", {"buckets": 2})))
+
+    check_pipeline(file, [])
+    check_pipeline(file, ["queue.budget=7", "queue.late_to=elsewhere"])
+    (policy,) = problems_of(file, "queue.policy=fifo")
+    assert policy.startswith("query.checkpoint: the checkpoint belongs to another graph")
+    (key,) = problems_of(file, "queue.key=price")
+    assert "(symbol) newest by time" in key
+    assert "(price) newest by time" in key
+    (buckets,) = problems_of(file, "queue.buckets=3")
+    assert "another number of buckets: operator=queue was=2 now=3" in buckets
+
+
+def test_what_is_wrong_with_data_has_another_exit_code_than_a_wrong_pipeline(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.json"
+    rows.write_text('{"k": null, "t": 1}\n')
+    source = {"type": "files", "format": "json", "path": str(rows), "schema": "k STRING, t LONG"}
+    changes = {"engine": "local", "source": source, "queue": {"key": "k", "time": "t"}}
+    command = ["run", written(tmp_path, changes), "--no-progress"]
+    ran = CliRunner().invoke(app, command)
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("rows with a null (or NaN) key, time or arrival: ")
+    assert CliRunner().invoke(app, [*command, "--set", "queue.key=j"]).exit_code == 2
+
+
+def test_a_query_that_fails_marks_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Query:
+        stopped = False
+
+        def awaitTermination(self) -> None:  # noqa: N802 - Spark's name
+            """Show that this is a query."""
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    def fail(*_: object, **__: object) -> None:
+        raise InvalidUsageError("rows with a null key")
+
+    monkeypatch.setattr(run, "follow", fail)
+    query = Query()
+    with pytest.raises(InvalidUsageError) as failed:
+        run.run(cast("StreamingQuery", query), on_batch=lambda batch: None)
+    assert query.stopped
+    assert failed.value.while_running
