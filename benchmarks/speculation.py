@@ -1,11 +1,12 @@
 """Speculation between threads: throughput and latency with and without it.
 
-    python -m benchmarks.speculation [--runs 5] [--events 10000] [--requests 3000] [--parts run]
+    python -m benchmarks.speculation [--runs 3] [--events 5000] [--requests 1000] [--parts run]
 
-Two partitions, without a log. ``run`` has calls of 5,000 transactions. ``submit`` has single requests, of
-which 500 at a time have no answer yet. The modes alternate within each run, and the fastest run counts, since
-other processes share the two cores. Its CPU time is shown. Transfers have so many steps of arithmetic; for
-``submit``, deposits are the other transactions. SmallBank, TPC-C and SEATS have their own mix.
+Two partitions, without a log. The modes alternate within each run, and the fastest run counts, since other
+processes share the two cores. Its CPU time is shown. ``run`` has calls of 5,000 transfers. ``submit`` has
+single requests, of which 500 at a time have no answer yet: deposits, and a share of transfers over both
+partitions. Transactions do some steps of arithmetic. ``python`` has such requests, too, but its transfers run
+in Python and pause, as if they called a service. ``oltp`` has SmallBank, TPC-C and SEATS with their own mix.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MODES: tuple[bool | str, ...] = (False, "rows", "tables", "occ")
 ACCOUNTS = 100_000
 SIZE = 5_000
 IN_FLIGHT = 500
-PARTS = ("run", "submit", "oltp")
+PARTS = ("run", "submit", "python", "oltp")
 SCALES: dict[str, Any] = {
     "small_bank": SmallBankScale(customers=20_000, hot=1_000),
     "tpcc": TpccScale(warehouses=4, customers=30, items=1_000),
@@ -59,17 +60,33 @@ def bank() -> Database:
             amount = (amount * 31 + 7) % 1_000_003
         accounts[e.id].balance += amount
 
+    @made.procedure(event="source bigint, target bigint, pause_ms double", plain=True)
+    def ask(e: Any, accounts: Any) -> None:
+        accounts[e.source].balance -= 1
+        wait_for_service(e.pause_ms)
+        accounts[e.target].balance += 1
+
     return made
 
 
-def transfers(count: int, share: float, work: int) -> list[Request]:
-    """Return requests: so large a share are transfers over both partitions, the others are deposits."""
+def wait_for_service(pause_ms: float) -> None:
+    """Do what a procedure in Python does while it waits for a service."""
+    time.sleep(pause_ms / 1e3)  # stands for the service's time
+
+
+def transfers(count: int, share: float, work: int, pause_ms: float | None = None) -> list[Request]:
+    """Return requests: so large a share are transfers over both partitions, the others are deposits.
+
+    With `pause_ms`, the transfers run in Python and pause.
+    """
     draw = np.random.default_rng(1)
     half = ACCOUNTS // 2
     ids, others = draw.integers(0, half, (2, count)).tolist()
     upper, several = draw.random(count) < 0.5, draw.random(count) < share
+    more: dict[str, Any] = {"work": work} if pause_ms is None else {"pause_ms": pause_ms}
+    procedure = "transfer" if pause_ms is None else "ask"
     return [
-        ("transfer", {"source": one, "target": other + half, "work": work})
+        (procedure, {"source": one, "target": other + half, **more})
         if over
         else ("deposit", {"id": one + half * high, "work": work})
         for one, other, high, over in zip(ids, others, upper.tolist(), several.tolist(), strict=True)
@@ -119,23 +136,39 @@ def measure_submit(db: OpenDatabase, requests: Sequence[Request]) -> list[float]
 
 
 def _open(
-    made: Database, tables: Mapping[str, Any], ranges: Mapping[str, Sequence[Any]] | None
+    made: Database,
+    tables: Mapping[str, Any],
+    ranges: Mapping[str, Sequence[Any]] | None,
+    modes: Sequence[bool | str] = MODES,
 ) -> list[OpenDatabase]:
-    opened = [made.open(partitions=2, ranges=ranges, speculate=mode) for mode in MODES]
+    opened = [made.open(partitions=2, ranges=ranges, speculate=mode) for mode in modes]
     for db in opened:
         for name, rows in tables.items():
             db.load(name, rows)
     return opened
 
 
+def _line(cells: Sequence[str]) -> str:
+    widths = (36, 8, 11, 10, 9, 10, 10, 11, 9, 9, 9, 9, 9)
+    return "".join(
+        cell.ljust(width) if place < 2 else cell.rjust(width)
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=False))
+    ).rstrip()
+
+
 def _compare(
-    opened: Sequence[OpenDatabase], title: str, count: int, runs: int, measure: Any
+    opened: Sequence[OpenDatabase],
+    title: str,
+    count: int,
+    runs: int,
+    measure: Any,
+    modes: Sequence[bool | str] = MODES,
 ) -> Iterator[str]:
     best = [[float("inf")] * 4 for _ in opened]
-    for number in range(runs + 1):  # the first run compiles
+    for number in range(runs + 2):  # the first runs compile and measure what pays
         for place, db in enumerate(opened):
             found = measure(db)
-            if number and found[0] < best[place][0]:
+            if number > 1 and found[0] < best[place][0]:
                 best[place] = found
     tables = [
         {name: db.table(name).sort_by([(key, "ascending") for key in spec.key])
@@ -144,17 +177,17 @@ def _compare(
     ]  # fmt: skip
     if any(one != tables[0] for one in tables):
         raise AssertionError("speculation changes the tables")
-    for mode, db, one in zip(MODES, opened, best, strict=True):
+    for mode, db, one in zip(modes, opened, best, strict=True):
         state = db._state
         assert isinstance(state, PartitionedTables)
         spec = state.speculation
-        counts = f"{spec.beside:>10,}{spec.transactions:>9,}{spec.rolled_back:>9,}" if spec else " " * 28
-        latency = f"{one[2] * 1e3:>9.1f}{one[3] * 1e3:>9.1f}" if len(one) > 2 else " " * 18
-        yield (
-            f"{title:30}{mode or 'off':8}{count / one[0]:>12,.0f}{best[0][0] / one[0]:>9.2f}x"
-            f"{one[1] / count * 1e6:>10.1f}{latency}{state.forwarded / max(state.transactions, 1):>9.0%}"
-            f"{len(state.gathered.names):>9}{counts}"
-        )
+        numbers = (spec.beside, spec.merged, spec.transactions, spec.rolled_back) if spec else ()
+        latency = [f"{value * 1e3:.1f}" for value in one[2:]] or ["", ""]
+        yield _line([
+            title, str(mode or "off"), f"{count / one[0]:,.0f}", f"{best[0][0] / one[0]:.2f}x",
+            f"{one[1] / count * 1e6:.1f}", *latency, f"{state.forwarded / max(state.transactions, 1):.0%}",
+            f"{len(state.gathered.names)}", *(f"{number:,}" for number in numbers),
+        ])  # fmt: skip
         db.close()
 
 
@@ -164,24 +197,26 @@ def report(runs: int, count: int, requests: int, parts: Sequence[str]) -> Iterat
         f"python -m benchmarks.speculation --runs {runs} --events {count} --requests {requests} "
         f"--parts {' '.join(parts)}"
     )
-    yield (
-        f"{'':30}{'mode':8}{'per second':>12}{'off = 1':>10}{'CPU, us':>10}{'p50, ms':>9}{'p99, ms':>9}"
-        f"{'at coord.':>9}{'gathered':>9}{'beside':>10}{'later':>9}{'undone':>9}"
-    )
+    heads = ("", "mode", "per second", "off = 1", "CPU, us", "p50, ms", "p99, ms", "at coord.", "gathered")
+    yield _line([*heads, "beside", "merged", "later", "undone"])
     made = bank()
     rows = {"accounts": {"id": np.arange(ACCOUNTS), "balance": np.zeros(ACCOUNTS, np.int64)}}
     ranges = {"accounts": [ACCOUNTS // 2]}
     for work in (0, 1_000) if "run" in parts else ():
         for share in (0.02, 0.1):
-            title = f"run, work {work}, {share:.0%} over both"
+            title = f"run, work {work:,}, {share:.0%} over both"
             measure = partial(measure_run, procedure="transfer", rows=events(count, share, work))
             yield from _compare(_open(made, rows, ranges), title, count, runs, measure)
     for work in (0, 1_000) if "submit" in parts else ():
-        title = f"submit, work {work}, 10% over both"
-        queued = transfers(requests, 0.1, work)
-        yield from _compare(
-            _open(made, rows, ranges), title, requests, runs, partial(measure_submit, requests=queued)
-        )
+        for share in (0.0, 0.02, 0.1, 0.5):
+            title = f"submit, work {work:,}, {share:.0%} over both"
+            measure = partial(measure_submit, requests=transfers(requests, share, work))
+            yield from _compare(_open(made, rows, ranges), title, requests, runs, measure)
+    for pause_ms in (0.0, 1.0, 5.0, 20.0) if "python" in parts else ():
+        title = f"python, 2% pause for {pause_ms:g} ms"
+        measure = partial(measure_submit, requests=transfers(requests, 0.02, 10_000, pause_ms))
+        modes = (False, "rows")
+        yield from _compare(_open(made, rows, ranges, modes), title, requests, runs, measure, modes)
     for name, scale in SCALES.items() if "oltp" in parts else ():
         benchmark = BENCHMARKS[name]
         drawn = benchmark.requests(scale, requests, 1)
@@ -201,9 +236,9 @@ def report(runs: int, count: int, requests: int, parts: Sequence[str]) -> Iterat
             partial(measure_run, procedure=procedure, rows=pa.table(drawn)),
         )  # fmt: skip
     yield ""
-    yield "at coord.: the share of transactions that ran at the coordinator; gathered: the tables whose"
-    yield "rows were there at the end. beside, later: transactions that ran beside others of their call, and"
-    yield "beside earlier requests."
+    yield "at coord.: the share of transactions that ran at the coordinator; gathered: the tables whose rows"
+    yield "were there at the end. beside: transactions that ran beside others of their call; merged: requests"
+    yield "that ran in one call with earlier ones; later: requests that ran beside earlier ones; in all runs."
     yield "run with occ is the same as off, so the difference of these two is that of a busy machine."
     yield ""
     yield f"load {os.getloadavg()[0]:.1f} at the end"
@@ -214,9 +249,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speculation", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--runs", type=int, default=5, help="fastest of so many")
-    parser.add_argument("--events", type=int, default=10_000, help="transactions of `run`")
-    parser.add_argument("--requests", type=int, default=3_000, help="requests of `submit` and the benchmarks")
+    parser.add_argument("--runs", type=int, default=3, help="fastest of so many")
+    parser.add_argument("--events", type=int, default=5_000, help="transactions of `run`")
+    parser.add_argument("--requests", type=int, default=1_000, help="requests of the other parts")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure")
     parser.add_argument("--out", type=Path, default=RESULT, help="the file of the result")
     options = parser.parse_args()

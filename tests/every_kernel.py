@@ -35,6 +35,7 @@ from penstock.procedures.rows import TableRows
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import TextNumbers
 from penstock.procedures.workflows.rejections import take_texts
+from penstock.speculating.in_process import footprints
 from penstock.sql.comparisons import intervals_of, mask_of
 from penstock.sql.evaluate import evaluate
 from penstock.sql.expression import Expression
@@ -264,6 +265,8 @@ def _partitions() -> None:
     forwarding.find_homes(np.arange(3), some, some.copy())
     forwarding.merge_homes(some.copy(), some)
     forwarding.order_by_home(some, 2)
+    yes, words = np.ones(1, np.bool_), np.zeros(64, np.uint64)
+    footprints.choose_early(some, some, some, words, words, yes, yes, words.copy(), yes.copy())
     placement.find_ranges(some, some)
     masks, of_each = np.ones(2, np.uint64), np.zeros(2, np.int32)
     cost_kernels.add_accesses(some, masks, masks.copy())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,15 @@ from penstock.procedures.workflows.rejections import rejections
 from penstock.procedures.workflows.stream_rows import StreamRows
 from penstock.procedures.workflows.streams import StreamSpec
 
-__all__ = ["PREFETCH_INDEX_BYTES", "REJECTED", "Run", "TableSet", "event_schema", "result_schema"]
+__all__ = [
+    "PREFETCH_INDEX_BYTES",
+    "REJECTED",
+    "Run",
+    "TableSet",
+    "event_schema",
+    "plain_rows",
+    "result_schema",
+]
 
 _FIRST_UNDO = 1 << 8
 PREFETCH_INDEX_BYTES = 1 << 20
@@ -174,10 +182,7 @@ class TableSet:
             name: table.to_arrow({key: plain.tables[name].rows[key] for key in plain.tables[name].changed})
             for name, table in tables.items()
         }
-        schema = result_schema(program)
-        columns: list[Any] = list(zip(*results, strict=True)) or [[] for _ in schema]
-        arrays = [from_python(values, field.type) for values, field in zip(columns, schema, strict=True)]
-        rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        rows = plain_rows(program, results)
         # Nothing has changed yet if Arrow cannot hold a value, such as half of a surrogate pair.
         for name, table in tables.items():
             table.change(*changes[name], stored=True)
@@ -280,6 +285,14 @@ class TableSet:
         for table in self._tables.values():
             table.renumber(new_numbers)
         self._most_texts = max(2 * len(self.texts), _LEAST_TEXTS)
+
+
+def plain_rows(program: PlainProgram, results: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Return the results of a procedure that Python runs as Arrow."""
+    schema = result_schema(program)
+    columns: list[Any] = list(zip(*results, strict=True)) or [[] for _ in schema]
+    arrays = [from_python(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class Run:

@@ -142,6 +142,9 @@ class Scheduler:
     mode : str
         How it finds conflicts: ``tables`` or ``rows`` before transactions run, ``occ`` when the distributed
         transaction prepares; ``none`` runs nothing.
+    keeps_order : bool
+        Whether results are as if a distributed transaction preceded all transactions that run at its stalls.
+        By default they are as in some serial order.
 
     Attributes
     ----------
@@ -149,8 +152,8 @@ class Scheduler:
         The number of queued transactions that were examined, and the number that did not conflict.
     """
 
-    def __init__(self, rules: ConflictRules, mode: Mode) -> None:
-        self.rules, self.mode = rules, mode
+    def __init__(self, rules: ConflictRules, mode: Mode, *, keeps_order: bool = False) -> None:
+        self.rules, self.mode, self._keeps_order = rules, mode, keeps_order
         self._level: Level = "tables" if mode == "tables" else "rows"
         self.examined = self.eligible = 0
 
@@ -168,11 +171,15 @@ class Scheduler:
         The remaining work is the statements that the stalled transaction is estimated to execute at the
         partition from now on, and its changes at the partition so far. At SP3 the stalled transaction
         executes nothing more. If the stalled transaction has executed nothing at the partition, it has seen
-        nothing, so transactions that run now precede it.
+        nothing, so transactions that run now precede it, unless the order of requests is kept.
         """
-        if self.mode == "occ" or stall.point is StallPoint.COMMIT or stall.is_before():
+        if self.mode == "occ" or stall.point is StallPoint.COMMIT or self._precedes(stall.is_before()):
             return None
         return dict(self.rules.summarize(self._unsafe(stall, stall.executed, estimated=True), self._level))
+
+    def _precedes(self, is_before: bool) -> bool:
+        """Return whether transactions precede one that has executed nothing at their partition."""
+        return is_before and not self._keeps_order
 
     def _unsafe(self, stall: Stall, executed: int, *, estimated: bool) -> list[Step]:
         """Return a transaction's changes at a partition before a step, and all of its later steps there."""
@@ -234,7 +241,7 @@ class Scheduler:
         one = stall.transaction
         optimistic = self.mode == "occ"
         for done in stall.speculated:
-            if done.is_before or done.point is StallPoint.COMMIT:
+            if self._precedes(done.is_before) or done.point is StallPoint.COMMIT:
                 continue
             if optimistic:
                 unsafe = steps_at(one.path, stall.partition, one.base)
@@ -259,7 +266,9 @@ class Scheduler:
         undone = list[Speculated]()
         for done in stall.speculated:
             its = self.rules.summarize(done.transaction.path, "rows")
-            if not done.is_before and any(self.rules.conflict(its, other) for other in unsafe):
+            if not self._precedes(done.is_before) and any(
+                self.rules.conflict(its, other) for other in unsafe
+            ):
                 unsafe.append(its)
                 undone.append(done)
         return undone

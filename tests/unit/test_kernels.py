@@ -40,6 +40,7 @@ from penstock.procedures.parallel import schedule, versions
 from penstock.procedures.partitions import forwarding, placement
 from penstock.procedures.partitions.predicted import guard_kernels
 from penstock.procedures.workflows import rejections
+from penstock.speculating.in_process import footprints
 from penstock.sql import comparison_kernels
 from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
@@ -57,6 +58,7 @@ KERNELS = {
     "own_states": {"_copy"},
     "newest": {"_newest"},
     "forwarding": {"find_first", "find_homes", "forward", "merge_homes", "order_by_home"},
+    "footprints": {"choose_early"},
     "placement": {"find_ranges"},
     "markov_kernels": {"sweep_tables"},
     "walk_kernels": {"resolve", "walk", "walk_all"},
@@ -207,6 +209,7 @@ KERNELS = {
 REFERENCES = {
     "newest": "test_update_log",
     "forwarding": "test_partitions",
+    "footprints": "test_early_requests",
     "placement": "test_partitions",
     "markov_kernels": "test_predictions",
     "walk_kernels": "test_predictions",
@@ -258,7 +261,7 @@ REFERENCES = {
 }
 MODULES = [
     *(key_words, key_index, word_index, key_set, row_codec, row_store, newest),
-    *(forwarding, placement, cost_kernels, guard_kernels),
+    *(forwarding, footprints, placement, cost_kernels, guard_kernels),
     *(markov_kernels, walk_kernels, runtime_kernels),
     *(
         pages,

@@ -22,6 +22,7 @@ from penstock.procedures.engine import TableSet, event_schema, result_schema
 from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of, check_named
 from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.open_programs import OpenPrograms
+from penstock.procedures.in_process.open_tables import open_tables
 from penstock.procedures.in_process.replay import ANSWER, LOAD, replay
 from penstock.procedures.in_process.request_queue import Request, RequestQueue, answer
 from penstock.procedures.in_process.snapshot import Snapshot
@@ -29,14 +30,13 @@ from penstock.procedures.in_process.strong_recovery import StrongRecovery
 from penstock.procedures.parallel.evaluation import Evaluation
 from penstock.procedures.partitions.design import PartitionDesign
 from penstock.procedures.partitions.explain import explain_partitions
-from penstock.procedures.partitions.partitioned_tables import open_tables
 from penstock.procedures.partitions.predicted.run import use_predictor
 from penstock.procedures.requests.messages import ANSWERS, REQUESTS
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.batches import bounds_of
-from penstock.speculating.in_process import use_speculation
-from penstock.speculating.queued_groups import QueuedGroups, speculated_calls
+from penstock.speculating.in_process.queued_groups import QueuedGroups, speculated_calls
+from penstock.speculating.in_process.speculation import use_speculation
 from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ replicated tables. A coordinator has another copy of the replicated tables. Inva
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -36,9 +37,9 @@ from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import Numbers
 
 if TYPE_CHECKING:
-    from penstock.speculating.in_process import Speculation
+    from penstock.speculating.in_process.speculation import Speculation
 
-__all__ = ["PartitionedTables", "State", "open_tables"]
+__all__ = ["MOST_PARTITIONS", "PartitionedTables", "State"]
 
 T = TypeVar("T")
 
@@ -181,9 +182,10 @@ class PartitionedTables:
         if isinstance(program, PlainProgram) or route.obstacle is not None:
             if bounds is None and (predicted := self._run_predicted(program, events)) is not None:
                 return predicted
-            if self._gathers(program, 0, count, knows_rows=False):
-                return self._run_gathered(program, events, bounds)
-            return self._run_forwarded(program, events, range(self.partitions), None, bounds)
+            run_everywhere = partial(self._run_everywhere, program, events, bounds)
+            if isinstance(program, PlainProgram) and bounds is None and self.speculation is not None:
+                return self.speculation.run_python(program, events, run_everywhere)
+            return run_everywhere()
         keys = self.event_keys(program, events)
         is_gathered = any(one.table in self.gathered.names for one in route.keys)
         homes = keys.alone() if is_gathered else keys.homes(self.partitions)
@@ -193,13 +195,26 @@ class PartitionedTables:
         if self._gathers(program, count - several, several, knows_rows=route.knows_rows):
             return self._run_gathered(program, events, bounds)
         homes = keys.homes(self.partitions) if is_gathered else homes
-        speculation = self.speculation if several else None
-        if speculation and (beside := speculation.run(program, events, keys, homes)) is not None:
-            return beside
+        if not several or self.speculation is None:
+            return self._run_split(program, events, homes)
+        run_split = partial(self._run_split, program, events, homes)
+        return self.speculation.run(program, events, keys, homes, run_split)
+
+    def _run_everywhere(
+        self, program: Program | PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None
+    ) -> pa.RecordBatch:
+        """Run transactions that may need any partition."""
+        count = events.num_rows if bounds is None else len(bounds) - 1
+        if self._gathers(program, 0, count, knows_rows=False):
+            return self._run_gathered(program, events, bounds)
+        return self._run_forwarded(program, events, range(self.partitions), None, bounds)
+
+    def _run_split(self, program: Program, events: pa.RecordBatch, homes: Numbers) -> pa.RecordBatch:
+        """Run single-partition transactions, each in its partition, then the forwarded transactions."""
         order, back, begins = order_by_home(homes, self.partitions)
         ends = begins.tolist()
-        tasks = {home: (ends[home + 1], ends[home + 2]) for home in range(self.partitions)}
-        busy = {home: bounds for home, bounds in tasks.items() if bounds[0] < bounds[1]}
+        tasks = enumerate(itertools.pairwise(ends[1:]))
+        busy = {home: bounds for home, bounds in tasks if bounds[0] < bounds[1]}
         if len(busy) == 1 and not ends[1]:
             return self._partitions[next(iter(busy))].run(program, events)
         ordered = take_rows(events, order)
@@ -425,26 +440,3 @@ class PartitionedTables:
 
 State = TableSet | PartitionedTables
 """The tables of an open database."""
-
-
-def open_tables(
-    specs: Sequence[TableSpec],
-    partitions: int,
-    ranges: Mapping[str, Sequence[Any]],
-    unshared: Iterable[str] = (),
-    columns: Mapping[str, Sequence[str]] | None = None,
-) -> State:
-    """Return empty tables; see `PartitionedTables`.
-
-    Raises
-    ------
-    InvalidUsageError
-        If the number of partitions or the ranges are unusable.
-    """
-    if type(partitions) is not int or not 1 <= partitions <= MOST_PARTITIONS:
-        raise InvalidUsageError(
-            "this is no number of partitions", partitions=repr(partitions), hint=f"use 1 to {MOST_PARTITIONS}"
-        )
-    if partitions == 1 and not ranges:
-        return TableSet(specs)
-    return PartitionedTables(specs, partitions, ranges, unshared, columns)

@@ -33,14 +33,14 @@ from penstock.procedures.in_process.command_log import (
     read_calls,
 )
 from penstock.procedures.in_process.open_programs import OpenPrograms
+from penstock.procedures.in_process.open_tables import open_tables
 from penstock.procedures.in_process.replay import repeat
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
-from penstock.procedures.partitions.partitioned_tables import open_tables
 from penstock.procedures.partitions.predicted.run import use_predictor
 from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.procedures.schema import TableSpec
-from penstock.speculating.in_process import use_speculation
+from penstock.speculating.in_process.speculation import use_speculation
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.survey import likely_pointer
 

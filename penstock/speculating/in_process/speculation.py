@@ -16,16 +16,16 @@ ran concurrently are rejected.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock import _clock
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import concat
 from penstock.procedures.compiler.program import PlainProgram, Program
@@ -34,9 +34,15 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.partitions.partitioned_rows import MOVE_COST
 from penstock.procedures.rows import TableRows
 from penstock.procedures.texts import Numbers
-from penstock.speculating.footprints import Booleans, Footprint, Footprints
+from penstock.speculating.in_process.footprints import Booleans, Footprint, Footprints
+from penstock.speculating.in_process.path_models import PathModel
+from penstock.speculating.in_process.plans import Early, Offer
+from penstock.speculating.in_process.python_calls import MAX_EVENTS, PythonCall
+from penstock.speculating.in_process.stall_batches import StallTimes
+from penstock.speculating.in_process.stalled_calls import StalledCall, Task, split_tasks
+from penstock.speculating.in_process.trials import Trials
 from penstock.speculating.rules import Level
-from penstock.speculating.stalled_calls import StalledCall, Task, split_tasks
+from penstock.speculating.scheduler import StallPoint
 from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
@@ -45,12 +51,10 @@ if TYPE_CHECKING:
     from penstock.procedures.partitions.partitioned_tables import PartitionedTables, State
     from penstock.procedures.partitions.routes import Route
 
-__all__ = ["MODES", "Mode", "Speculation", "Waiting", "use_speculation"]
+__all__ = ["MODES", "Mode", "Speculation", "use_speculation"]
 
 Mode = Literal["rows", "tables", "occ"]
 MODES = ("rows", "tables", "occ")
-MAX_GROUPS_PER_STALL = 16
-"""At most this many groups of waiting requests are examined per stall."""
 INITIAL_ESTIMATE_S = 1e-6
 """The assumed time of a transaction of a program that has not run yet."""
 TOO_LONG_DECAY = 0.95
@@ -61,60 +65,6 @@ _SINGLE, _STALLED, _MOVING = "single", "stalled", "moving"
 """A program's times: of a single-partition transaction, of a forwarded one, and to move the latter's rows."""
 
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A group of queued requests for one procedure.
-
-    Attributes
-    ----------
-    procedure : str
-        The name of the procedure.
-    program : Program
-        The program.
-    events : pyarrow.RecordBatch
-        The events.
-    taken : ndarray of int64
-        The positions of the events that have run.
-    results : pyarrow.RecordBatch or None
-        The results of these events.
-    """
-
-    procedure: str
-    program: Program
-    events: pa.RecordBatch
-    taken: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
-    results: pa.RecordBatch | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The transactions of a waiting group that run before their turn.
-
-    Attributes
-    ----------
-    waiting : Waiting
-        The group.
-    taken : ndarray of bool
-        Whether each transaction runs.
-    homes : ndarray
-        The partition of each transaction.
-    footprint : Footprint
-        The rows of the group.
-    blockers : list of Footprint
-        The rows of the transactions that the group overtakes, or that run meanwhile.
-    """
-
-    waiting: Waiting
-    taken: Booleans
-    homes: Numbers
-    footprint: Footprint
-    blockers: list[Footprint]
-
-    def conflicts(self, level: Level) -> Booleans:
-        """Return which of the taken transactions conflict."""
-        return self.footprint.take(self.taken).find_conflicts(self.blockers, level)
 
 
 def use_speculation(state: State, database: Database, speculate: bool | str) -> Speculation:
@@ -157,47 +107,81 @@ class Speculation:
 
     Attributes
     ----------
-    offer_groups : callable
-        Returns waiting groups, in their order.
-    unlogged : list of Waiting
-        The groups with transactions that ran and are not yet logged.
+    footprints : Footprints
+        Finds the rows of transactions.
+    offer : Offer or None
+        The requests that wait while a group runs.
+    unlogged : list of Early
+        The requests that ran beside a call and are not yet logged.
     stalls : int
         The number of calls with transactions over several partitions while requests waited.
     transactions : int
         The number of later requests that ran concurrently with these calls.
+    merged : int
+        The number of later requests that ran in one call with earlier requests for the same procedure.
     conflicts : int
         The number of later requests that conflicted.
     rolled_back : int
         The number of transactions that ran beside other transactions and were undone.
     beside : int
         The number of transactions that ran beside forwarded transactions of their own call.
+    points, prefetched, used, restarts
+        The sums of these attributes of `PythonCall`.
     """
 
     def __init__(
         self, tables: PartitionedTables, database: Database, level: Level, *, optimistic: bool
     ) -> None:
         self._tables, self._level, self._optimistic = tables, level, optimistic
-        self._footprints = Footprints(database, tables.placements)
+        self._mode: Mode = "occ" if optimistic else level
+        self.footprints = Footprints(database, tables.placements, level)
         self._times: dict[tuple[str, str], float] = {}
-        self.offer_groups: Callable[[], Iterable[Waiting]] = tuple
-        self.unlogged: list[Waiting] = []
-        self.stalls = self.transactions = self.conflicts = self.rolled_back = self.beside = 0
+        self._trials = Trials()
+        self._models: dict[str, tuple[PathModel, StallTimes]] = {}
+        self.offer: Offer | None = None
+        self.unlogged: list[Early] = []
+        self.stalls = self.transactions = self.merged = self.conflicts = 0
+        self.rolled_back = self.beside = self.restarts = self.prefetched = self.used = 0
+        self.points = dict.fromkeys(StallPoint, 0)
 
     def describe(self) -> str:
         """Return the counts as a text."""
-        mode = "occ" if self._optimistic else self._level
+        counts = ", ".join(f"{count} at {point.value}" for point, count in self.points.items())
         return (
-            f"speculated ({mode}): {self.transactions} later requests in {self.stalls} stalls; "
+            f"speculated ({self._mode}): {self.transactions} later requests in {self.stalls} stalls; "
+            f"{self.merged} later requests ran in one call with earlier ones; "
             f"{self.conflicts} conflicts, {self.rolled_back} rolled back; "
-            f"{self.beside} transactions ran beside forwarded ones of their own call"
+            f"{self.beside} transactions ran beside forwarded ones of their own call\n"
+            f"  beside procedures in Python: {counts}; {self.prefetched} queries before they were requested, "
+            f"{self.used} of them used; {self.restarts} restarts"
         )
 
-    def run(
-        self, program: Program, events: pa.RecordBatch, keys: EventKeys, homes: Numbers
-    ) -> pa.RecordBatch | None:
-        """Run the transactions of a call, concurrently with each other and with later requests.
+    def read(self, program: Program, events: pa.RecordBatch) -> tuple[Footprint, Numbers] | None:
+        """Return the rows of transactions and their partitions; None if they are not known beforehand."""
+        route = self._tables.route(program)
+        if route.obstacle is not None or _finds(route):
+            return None
+        keys = self._tables.event_keys(program, events)
+        homes = keys.alone() if route.keys else np.zeros(events.num_rows, np.int64)
+        return self.footprints.make(program, keys), homes
 
-        Returns None, and leaves the tables unchanged, if the call should run without speculation.
+    @contextlib.contextmanager
+    def try_plan(self, requests: int) -> Iterator[bool]:
+        """Return whether to plan requests in this context, by the times of earlier requests."""
+        plans = self._optimistic or self._trials.choose("", requests)
+        begin = _clock.monotonic_s()
+        yield plans
+        self._trials.note("", requests, _clock.monotonic_s() - begin, new=plans)
+
+    def run(
+        self,
+        program: Program,
+        events: pa.RecordBatch,
+        keys: EventKeys,
+        homes: Numbers,
+        run_split: Callable[[], pa.RecordBatch],
+    ) -> pa.RecordBatch:
+        """Run the transactions of a call, concurrently with each other and with later requests if that pays.
 
         Parameters
         ----------
@@ -209,7 +193,74 @@ class Speculation:
             The keys of the events.
         homes : ndarray
             The partition of each event, or a number below 0 if it needs several partitions.
+        run_split : callable
+            Runs the transactions without speculation.
         """
+        if self._optimistic or self.offer is not None:
+            results = self._run_beside(program, events, keys, homes)
+            return run_split() if results is None else results
+        name, count = program.digest, events.num_rows
+        new = self._trials.choose(name, count)
+        begin = _clock.monotonic_s()
+        results = self._run_beside(program, events, keys, homes) if new else run_split()
+        self._trials.note(name, count, _clock.monotonic_s() - begin, new=new)
+        return run_split() if results is None else results
+
+    def run_python(
+        self, program: PlainProgram, events: pa.RecordBatch, run_gathered: Callable[[], pa.RecordBatch]
+    ) -> pa.RecordBatch:
+        """Run a procedure in Python over partitions, or over gathered tables if that takes less time."""
+        offer, count = self.offer, events.num_rows
+        many = count > MAX_EVENTS or self.footprints.shares_numbers
+        if many or program.stages or not self._is_placed(program):
+            return run_gathered()
+        new = self._optimistic or offer is not None or self._trials.choose(program.digest, count)
+        begin = _clock.monotonic_s()
+        results = self._run_stalling(program, events, offer) if new else None
+        self.offer = None
+        if results is None:
+            results, new = run_gathered(), False
+        if offer is None:
+            self._trials.note(program.digest, count, _clock.monotonic_s() - begin, new=new)
+        return results
+
+    def _is_placed(self, program: PlainProgram) -> bool:
+        """Return whether a procedure has only declared tables, some of them in partitions."""
+        names = [spec.name for spec in program.tables]
+        return all(map(str.isidentifier, names)) and any(name in self._tables.placements for name in names)
+
+    def _run_stalling(
+        self, program: PlainProgram, events: pa.RecordBatch, offer: Offer | None
+    ) -> pa.RecordBatch | None:
+        self._tables.gathered.scatter()
+        model, times = self._models.setdefault(program.digest, (PathModel(), StallTimes()))
+        call = PythonCall(
+            self._tables, program, events, self.footprints, model, times, self._time_of, offer, self._mode
+        )
+        self.stalls += offer is not None
+        try:
+            results = call.run()
+        finally:
+            self.restarts += call.restarts
+            self.rolled_back += call.batches.rolled_back
+            self.prefetched += call.prefetched
+            self.used += call.used
+        for point, number in call.batches.points.items():
+            self.points[point] += number
+        for one in call.early:
+            if offer is not None:
+                offer.early.append(one)
+            self.unlogged.append(one)
+            self._tables.transactions += len(one.done)
+            self.transactions += len(one.done)
+        if results is not None:
+            self._tables.forwarded += events.num_rows
+        return results
+
+    def _run_beside(
+        self, program: Program, events: pa.RecordBatch, keys: EventKeys, homes: Numbers
+    ) -> pa.RecordBatch | None:
+        """Run a call with speculation; return None, and leave the tables unchanged, if nothing speculates."""
         several, single = homes < 0, homes >= 0
         first, finds = single, _finds(keys.route)
         if not self._optimistic and not finds:
@@ -219,28 +270,29 @@ class Speculation:
         known_s = self._times.get((program.digest, _SINGLE), 0.0)
         budgets -= np.bincount(own, minlength=len(budgets)) * known_s
         tasks: dict[int, list[Task]] = {}
-        chosen = list[_Chosen]()
-        if offered := list(itertools.islice(self.offer_groups(), MAX_GROUPS_PER_STALL)):
+        chosen, offer = list[Early](), self.offer
+        self.offer = None
+        if offer is not None and offer.plan.waits.any() and len(offer.group) == events.num_rows:
             self.stalls += 1
-            stalled = self._footprints.make(program, keys).take(several)
-            chosen = self._choose(offered, stalled, budgets, tasks)
+            chosen = self._choose(offer, offer.group[several], budgets, tasks)
         if self._optimistic and not tasks:
             return None
-        copies = self._copy([program, *(one.waiting.program for one in chosen)]) if self._optimistic else []
+        copies = self._copy([program, *(one.kind.program for one in chosen)]) if self._optimistic else []
         call = StalledCall(self._tables, program, events, homes, first)
         try:
             call.start(tasks, waits=finds)
             call.run_stalled()
             conflicts = 0
-            if self._optimistic:
-                conflicts = sum(int(one.conflicts(self._level).sum()) for one in chosen)
+            if self._optimistic and offer is not None:
+                taken = [one.kind.places[one.taken] for one in chosen]
+                conflicts = offer.plan.count_conflicts(offer.group[several], taken)
             results = call.wait()
         except BaseException:  # an interrupt, too; raised again
             if self._optimistic:
                 self._put_back(call, copies)
             else:
                 call.finish()
-                self._keep(chosen, call.finished())
+                self._keep(offer, chosen, call.finished())
             raise
         self.conflicts += conflicts
         if conflicts:
@@ -248,10 +300,10 @@ class Speculation:
             return None
         count = int(several.sum())
         self._tables.forwarded += count
+        self._note_time(program, count, call.moving_s + call.stalled_s, _STALLED)
         call.spread()
-        self._keep(chosen, results)
+        self._keep(offer, chosen, results)
         self.beside += len(own)
-        self._note_time(program, count, call.stalled_s, _STALLED)
         self._note_time(program, count, call.moving_s, _MOVING)
         for one, number, seconds in call.times:
             self._note_time(one, number, seconds)
@@ -266,33 +318,24 @@ class Speculation:
         return min(known / self._times[program.digest, _SINGLE], MOVE_COST)
 
     def _choose(
-        self, offered: Sequence[Waiting], stalled: Footprint, budgets: Floats, tasks: dict[int, list[Task]]
-    ) -> list[_Chosen]:
-        """Choose transactions of waiting groups, and add their tasks."""
-        before, chosen = [stalled], list[_Chosen]()
-        for waiting in offered:
-            program, events = waiting.program, waiting.events
-            route = self._tables.route(program)
-            is_gathered = any(spec.name in self._tables.gathered.names for spec in program.tables)
-            if route.obstacle is not None or _finds(route) or is_gathered or not (budgets > 0).any():
-                break
-            keys = self._tables.event_keys(program, events)
-            homes = keys.homes(self._tables.partitions)
-            footprint = self._footprints.make(program, keys)
-            single = homes >= 0
-            blockers = [*before, footprint.take(~single)]
-            blocked = np.zeros(len(homes), np.bool_)
-            if not self._optimistic:
-                blocked = footprint.find_blocked(single, blockers, self._level)
-                self.conflicts += int(blocked.sum())
-            allowed = single & ~blocked
-            taken = _limit(allowed, homes, budgets, self._time_of(program))
+        self, offer: Offer, stalled: Numbers, budgets: Floats, tasks: dict[int, list[Task]]
+    ) -> list[Early]:
+        """Choose requests that run beside a call, and add their tasks."""
+        chosen = list[Early]()
+        for kind, allowed, conflicts, take in offer.plan.choose_beside(stalled, checks=not self._optimistic):
+            program = kind.program
+            self.conflicts += conflicts
+            if any(spec.name in self._tables.gathered.names for spec in program.tables):
+                continue
+            taken = _limit(allowed, kind.homes, budgets, self._time_of(program))
             if allowed.any() and not taken.any():
                 self._times[program.digest, _SINGLE] = self._time_of(program) * TOO_LONG_DECAY
-            before.append(footprint.take(~taken))
             if taken.any():
-                split_tasks(tasks, program, events, np.flatnonzero(taken), homes, len(chosen))
-                chosen.append(_Chosen(waiting, taken, homes, footprint, blockers))
+                take(taken)
+                split_tasks(tasks, program, kind.events, np.flatnonzero(taken), kind.homes, len(chosen))
+                chosen.append(Early(kind, taken))
+            if not (budgets > 0).any():
+                break
         return chosen
 
     def _put_back(
@@ -305,17 +348,22 @@ class Speculation:
             part.put_back(tables, transactions)
 
     def _keep(
-        self, chosen: Sequence[_Chosen], results: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
+        self,
+        offer: Offer | None,
+        chosen: Sequence[Early],
+        results: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]],
     ) -> None:
-        """Keep the results of waiting groups in the order of their requests."""
+        """Keep the results of requests that ran beside a call, in the order of the requests."""
         for number, one in enumerate(chosen):
-            if number not in results:  # no task of the group has ended
+            if offer is None or number not in results:  # no task of the kind has ended
                 continue
-            ended = [np.flatnonzero(one.taken & (one.homes == home)) for home, _ in results[number]]
+            ended = [np.flatnonzero(one.taken & (one.kind.homes == home)) for home, _ in results[number]]
             order = np.concatenate(ended)
             rows = concat([batch for _, batch in results[number]])
-            one.waiting.taken, one.waiting.results = np.sort(order), rows.take(pa.array(np.argsort(order)))
-            self.unlogged.append(one.waiting)
+            one.done, one.results = np.sort(order), rows.take(pa.array(np.argsort(order)))
+            offer.plan.waits[one.kind.places[one.done]] = False
+            offer.early.append(one)
+            self.unlogged.append(one)
             self._tables.transactions += len(order)
             self.transactions += len(order)
 

@@ -24,7 +24,7 @@ from penstock import _clock
 from penstock.operators.update_stream.stream import concat
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.texts import Numbers
-from penstock.speculating.footprints import Booleans
+from penstock.speculating.in_process.footprints import Booleans
 
 if TYPE_CHECKING:
     from penstock.procedures.partitions.partitioned_tables import PartitionedTables

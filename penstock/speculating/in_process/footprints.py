@@ -1,0 +1,221 @@
+"""The rows that transactions of an open database may access, from the compiled access lists.
+
+A row is a number, so all rows of many transactions are three arrays, and a kernel finds which transactions
+may run before earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock._kernels import kernel
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.compiler.values import AccessMode
+from penstock.procedures.partitions.event_keys import EventKeys
+from penstock.procedures.partitions.placement import Placement, hash_values, mix_hashes
+from penstock.procedures.partitions.routes import Keys, keys_of
+from penstock.procedures.schema import TableSpec
+from penstock.procedures.texts import Numbers
+from penstock.speculating.rules import ConflictRules, Level, conflict_by_row
+from penstock.speculating.statements import Statement, columns_used
+
+if TYPE_CHECKING:
+    from penstock.procedures.databases import Database
+
+__all__ = ["Booleans", "Footprint", "Footprints", "Masks", "choose_early"]
+
+Booleans = npt.NDArray[np.bool_]
+Masks = npt.NDArray[np.uint64]
+_BITS = 64
+_SAME_ROW = 1
+
+
+@kernel
+def choose_early(
+    starts: Numbers,
+    bits: Numbers,
+    slots: Numbers,
+    same: Masks,
+    always: Masks,
+    waits: Booleans,
+    wanted: Booleans,
+    marks: Masks,
+    chosen: Booleans,
+) -> int:
+    """Choose the waiting transactions that may run before all others; return how many of the wanted may not.
+
+    Such a transaction is wanted, and conflicts with no waiting transaction before it that is not chosen, nor
+    with an access that is marked already. So the chosen ones can run first, in their order.
+
+    Parameters
+    ----------
+    starts : ndarray
+        The place of each transaction's first access, then the number of accesses.
+    bits, slots : ndarray
+        The statement of each access, and a number of the row. Equal rows have equal numbers; if different
+        rows do, fewer transactions are chosen.
+    same, always : ndarray
+        For each statement, those with which it conflicts on the same row, and on any rows.
+    waits, wanted : ndarray
+        Which transactions wait, and which of them may be chosen.
+    marks : ndarray
+        The statements of marked accesses by slot, then of all of them; changed in place.
+    chosen : ndarray
+        Receives true for each chosen transaction.
+    """
+    last = marks.shape[0] - 1
+    conflicts = 0
+    for i in range(waits.shape[0]):
+        if not waits[i]:
+            continue
+        skipped = not wanted[i]
+        if not skipped:
+            for k in range(starts[i], starts[i + 1]):
+                bit = bits[k]
+                if (marks[slots[k]] & same[bit]) | (marks[last] & always[bit]):
+                    skipped = True
+                    conflicts += 1
+                    break
+        if not skipped:
+            chosen[i] = True
+            continue
+        for k in range(starts[i], starts[i + 1]):
+            mark = np.uint64(1) << np.uint64(bits[k])
+            marks[slots[k]] |= mark
+            marks[last] |= mark
+    return conflicts
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The accesses of several transactions.
+
+    Attributes
+    ----------
+    events : ndarray
+        The transaction of each access.
+    bits : ndarray
+        The number of its statement.
+    rows : ndarray
+        A number of its row, equal for equal keys of a table; 0 if the statement may access any row.
+    """
+
+    events: Numbers
+    bits: Numbers
+    rows: Numbers
+
+
+class Footprints:
+    """Makes the footprints of an open database's transactions.
+
+    Parameters
+    ----------
+    database : Database
+        The procedures.
+    placements : mapping
+        The placements of partitioned tables. No transaction that can run in a partition writes other tables.
+    level : str
+        How conflicts are found: by ``tables`` or by ``rows``.
+
+    Attributes
+    ----------
+    same, always : ndarray
+        See `choose_early`.
+    """
+
+    def __init__(self, database: Database, placements: Mapping[str, Placement], level: Level) -> None:
+        self._database, self._placements, self._level = database, placements, level
+        self._known: dict[str, list[tuple[int, Statement, Keys | None]]] = {}
+        self._bits: dict[Statement, int] = {}
+        self._rules: ConflictRules | None = None
+        self.same, self.always = np.zeros(_BITS, np.uint64), np.zeros(_BITS, np.uint64)
+
+    def make(self, program: Program, keys: EventKeys) -> Footprint:
+        """Return the rows that a program's transactions may access."""
+        if program.digest not in self._known:
+            self._known[program.digest] = [(self.bit(one), one, at) for one, at in self._statements(program)]
+        tables = {spec.name: spec for spec in program.tables}
+        everything = np.arange(keys.events.num_rows)
+        found: dict[Keys, tuple[Numbers, Numbers]] = {}
+        events, bits, rows = [], [], []
+        for bit, _, wanted in self._known[program.digest]:
+            if wanted is None:
+                its_events, its_rows = everything, np.zeros(len(everything), np.int64)
+            else:
+                if wanted not in found:
+                    of, columns = keys.values(wanted)
+                    found[wanted] = (
+                        of,
+                        self.number_rows(tables[wanted.table], [one and one[1] for one in columns]),
+                    )
+                its_events, its_rows = found[wanted]
+            events.append(its_events)
+            bits.append(np.full(len(its_events), bit))
+            rows.append(its_rows)
+        if not events:
+            return Footprint(*(np.zeros(0, np.int64) for _ in range(3)))
+        return Footprint(np.concatenate(events), np.concatenate(bits), np.concatenate(rows))
+
+    def number_rows(self, spec: TableSpec, keys: Sequence[pa.Array[Any] | None]) -> Numbers:
+        """Return a number of each row, from the columns of its key."""
+        return mix_hashes([
+            hash_values(column, one.cast(column.type, safe=False))
+            for column, one in zip(spec.key_columns, keys, strict=True)
+            if one is not None
+        ])  # fmt: skip
+
+    @property
+    def shares_numbers(self) -> bool:
+        """Whether some statements may soon share a number; then `rules` has other numbers than `bit`."""
+        return len(self._bits) > _BITS // 2
+
+    def rules(self) -> ConflictRules:
+        """Return the rules of all statements so far."""
+        if self._rules is None or len(self._rules.statements) < len(self._bits):
+            self._rules = ConflictRules(self._bits)
+        return self._rules
+
+    def bit(self, statement: Statement) -> int:
+        """Return the number of a statement, and note its conflicts.
+
+        If there are more than 64 statements, some share a number, so they conflict with what any of them
+        conflicts with.
+        """
+        if statement not in self._bits:
+            bit = self._bits[statement] = len(self._bits) % _BITS
+            for other, place in self._bits.items():
+                by_row = conflict_by_row(statement, other)
+                if not by_row:
+                    continue
+                for one, another in ((bit, place), (place, bit)):
+                    mark = np.uint64(1 << another)
+                    self.same[one] |= mark
+                    if by_row > _SAME_ROW or self._level == "tables":
+                        self.always[one] |= mark
+        return self._bits[statement]
+
+    def _statements(self, program: Program) -> Iterator[tuple[Statement, Keys | None]]:
+        tables = {spec.name: spec for spec in program.tables}
+        catalog = self._database.catalog
+        texts = catalog.find_dependencies([self._database.procedures[program.name].text]).texts
+        used = columns_used(texts, tables)
+        seen = set()
+        for access in program.accesses:
+            if access.table not in self._placements:
+                continue
+            spec = tables[access.table]
+            places = tuple(map(spec.key.index, self._placements[spec.name].names))
+            for keys in keys_of(program, access, places):
+                has_key = all(isinstance(origin, str) for origin in keys.origins)
+                verb = "select" if access.mode is AccessMode.READ and not has_key else access.mode.value
+                statement = Statement.of(verb, spec, used[spec.name], has_key=has_key)
+                one = statement, keys if has_key else None
+                if one not in seen:
+                    seen.add(one)
+                    yield one

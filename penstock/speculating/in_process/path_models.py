@@ -1,0 +1,69 @@
+"""Estimates the paths of procedures that Python runs, by the paths of earlier transactions (H-Store §6.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from penstock.procedures.schema import TableSpec
+from penstock.speculating.statements import Statement
+
+__all__ = ["Access", "PathModel", "statement_of"]
+
+Key = tuple[Any, ...]
+_VERBS = {"read": True, "select": False, "delete": True}
+"""The verbs of the statements, and whether they name a row. Any change is one, of all columns."""
+
+
+class Access(NamedTuple):
+    """An access of a procedure that Python runs; `key` is None if it may access any row."""
+
+    verb: str
+    table: str
+    key: Key | None
+
+
+def statement_of(verb: str, spec: TableSpec, *, has_key: bool = True) -> Statement:
+    """Return the statement of an access, which may read and change all columns."""
+    every = frozenset(spec.schema.names)
+    writes = every if verb == "delete" else frozenset[str]()
+    return Statement(verb, spec.name, every, writes, has_key and _VERBS[verb])
+
+
+class PathModel:
+    """The accesses of a procedure's latest transaction, and the attributes that were their keys so far.
+
+    An attribute is the mapping of a key's column if it has had the column's value whenever the procedure took
+    the same path (H-Store §5.3.1). If no attribute is, the key is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._shape: tuple[tuple[str, str], ...] | None = None
+        self._sources: list[list[set[str]]] = []
+
+    def learn(self, event: Mapping[str, Any], path: Iterable[Access]) -> None:
+        """Learn from a transaction that has run."""
+        path = list(path)
+        shape = tuple((one.verb, one.table) for one in path)
+        sources = [
+            [{name for name, value in event.items() if value == part} for part in one.key or ()]
+            for one in path
+        ]
+        if shape == self._shape:
+            for known, found in zip(self._sources, sources, strict=True):
+                for mine, others in zip(known, found, strict=True):
+                    mine.intersection_update(others)
+        else:
+            self._shape, self._sources = shape, sources
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether a transaction has run."""
+        return self._shape is not None
+
+    def estimate(self, event: Mapping[str, Any]) -> Iterator[Access]:
+        """Yield the accesses that a transaction is expected to make."""
+        for (verb, table), columns in zip(self._shape or (), self._sources, strict=True):
+            known = all(columns) and _VERBS[verb]
+            key = tuple(event[min(names)] for names in columns) if known else None
+            yield Access(verb, table, None if key is not None and None in key else key)

@@ -1,0 +1,205 @@
+"""Batches of requests that run in a partition while it waits, and how they are undone (H-Store §6.3.2)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock import _clock
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.compiler.values import AccessMode
+from penstock.procedures.engine import TableSet
+from penstock.speculating.in_process.footprints import Footprint, Footprints
+from penstock.speculating.in_process.plans import Early, Offer
+from penstock.speculating.rules import UNKNOWN_KEY, Step
+from penstock.speculating.scheduler import Scheduler, Speculated, Stall, StallPoint, Transaction
+
+if TYPE_CHECKING:
+    from penstock.procedures.partitions.partitioned_tables import PartitionedTables
+
+__all__ = ["Change", "Place", "Rows", "StallBatches", "StallTimes"]
+
+_WEIGHT = 0.2
+"""The weight of the latest time in a mean."""
+
+Rows = dict[str, tuple[pa.RecordBatch, pa.RecordBatch]]
+"""For each table, earlier rows and the keys whose rows they were."""
+
+
+@dataclass(slots=True)
+class StallTimes:
+    """Mean times of a procedure's call, its remote queries and its commit, and the fixed time of a batch."""
+
+    whole_s: float = 1e-3
+    query_s: float = 1e-4
+    commit_s: float = 1e-4
+    batch_s: float = 2e-4
+
+    def note(self, name: str, seconds: float) -> None:
+        """Include a time in a mean."""
+        setattr(self, name, (1 - _WEIGHT) * getattr(self, name) + _WEIGHT * seconds)
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """A change of a partition's tables that can be undone: by a batch of requests, or by the transaction."""
+
+    rows: Rows
+    done: Speculated | None = None
+    early: Early | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A partition during a call."""
+
+    stall: Stall
+    part: TableSet
+    inbox: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue)
+    changes: list[Change] = field(default_factory=list)
+
+
+class StallBatches:
+    """Runs requests in the partitions of one transaction, each in the thread of its partition.
+
+    Parameters
+    ----------
+    tables : PartitionedTables
+        The tables.
+    footprints : Footprints
+        Finds the rows of transactions.
+    scheduler : Scheduler
+        Finds conflicts, and verifies.
+    times : StallTimes
+        The times of the procedure.
+    time_of : callable
+        Returns the time of a single-partition transaction of a program.
+    offer : Offer or None
+        The requests that wait.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        Protects stalls, paths and waiting requests.
+    begin_s : float
+        When the transaction began.
+    points : dict
+        The number of requests that ran at each stall point.
+    rolled_back : int
+        The number of requests that were undone.
+    """
+
+    def __init__(
+        self,
+        tables: PartitionedTables,
+        footprints: Footprints,
+        scheduler: Scheduler,
+        times: StallTimes,
+        time_of: Callable[[Program], float],
+        offer: Offer | None,
+    ) -> None:
+        self._tables, self._footprints, self._scheduler = tables, footprints, scheduler
+        self._times, self._time_of, self._offer = times, time_of, offer
+        self.lock = threading.Lock()
+        self.begin_s = 0.0
+        self.points = dict.fromkeys(StallPoint, 0)
+        self.rolled_back = 0
+
+    def _left_s(self, stall: Stall) -> float:
+        """Return how long a stall will probably last."""
+        if stall.point is StallPoint.COMMIT:
+            return self._times.commit_s
+        if stall.point is StallPoint.QUERY_RESPONSE:
+            return self._times.query_s
+        spent_s = _clock.monotonic_s() - self.begin_s
+        return self._times.whole_s - spent_s if spent_s < self._times.whole_s else spent_s
+
+    def run(self, place: Place) -> bool:
+        """Run a batch of requests in a partition that waits; return whether there was one."""
+        offer, number = self._offer, place.stall.partition
+        if offer is None:
+            return False
+        with self.lock:
+            stall = place.stall
+            left_s = self._left_s(stall) - self._times.batch_s
+            accesses = self._to_avoid(stall)
+            for kind, allowed in offer.plan.choose_at(number, accesses):
+                if not self._tables.route(kind.program).knows_rows:
+                    continue
+                each_s = self._time_of(kind.program)
+                taken = np.zeros(len(allowed), np.bool_)
+                taken[np.flatnonzero(allowed)[: max(int(left_s / each_s), 0)]] = True
+                if taken.any():
+                    break
+            else:
+                return False
+            offer.plan.waits[kind.places[taken]] = False
+            early = Early(kind, taken)
+            batch = Transaction(kind.procedure, number, (), (), frozenset([number]))
+            change = Change({}, self._scheduler.note(stall, batch), early)
+            place.changes.append(change)
+            point = stall.point
+        begin = _clock.monotonic_s()
+        events = kind.events.filter(pa.array(taken))
+        change.rows = self._old_rows(kind.program, events, place)
+        early.results = place.part.run(kind.program, events)
+        early.done = np.flatnonzero(taken)
+        spent_s = _clock.monotonic_s() - begin
+        self._times.note("batch_s", max(spent_s - len(early.done) * each_s, 0.0))
+        self.points[point] += len(early.done)
+        return True
+
+    def _to_avoid(self, stall: Stall) -> Footprint | None:
+        """Return the accesses with which no request may conflict at a stall."""
+        summary = self._scheduler.remaining(stall)
+        if not summary:
+            return None
+        bits, rows = list[int](), list[int]()
+        for number, keys in summary.items():
+            statement = self._scheduler.rules.statements[number]
+            if keys is None:
+                statement = statement._replace(has_key=False)
+            bit = self._footprints.bit(statement)
+            rows += keys or [0]
+            bits += [bit] * (len(rows) - len(bits))
+        return Footprint(np.zeros(len(bits), np.int64), np.array(bits), np.array(rows, np.int64))
+
+    def _old_rows(self, program: Program, events: pa.RecordBatch, place: Place) -> Rows:
+        """Return the rows that transactions may change, as they are now."""
+        written = {access.table for access in program.accesses if access.mode is not AccessMode.READ}
+        keys = self._tables._keys_by_partition(self._tables.event_keys(program, events)) or {}
+        its = {name: keys[name][place.stall.partition] for name in written}
+        return {name: (place.part[name].rows_of(keys), keys) for name, keys in its.items()}
+
+    def fill_paths(self, place: Place) -> None:
+        """Set the paths of the requests that ran in a partition, for the scheduler's checks."""
+        for change in place.changes:
+            if change.done is None or change.early is None or self._offer is None:
+                continue
+            found = self._offer.plan.steps_of(change.early.kind, change.early.taken)
+            steps = zip(found.bits.tolist(), found.rows.tolist(), strict=True)
+            path = tuple(Step(bit, row or UNKNOWN_KEY, place.stall.partition) for bit, row in steps)
+            change.done.transaction.path = change.done.transaction.estimate = path
+
+    def undo(self, place: Place, *, everything: bool) -> None:
+        """Undo a transaction's changes in a partition, and the requests that depend on them, or all."""
+        undone = set(map(id, [] if everything else self._scheduler.find_undone(place.stall)))
+        kept = list[Change]()
+        for change in reversed(place.changes):
+            if change.early is not None and not everything and id(change.done) not in undone:
+                kept.insert(0, change)
+                continue
+            for name, (rows, keys) in change.rows.items():
+                table = place.part[name]
+                table.change(rows, table.rows_of(keys).select(keys.schema.names), stored=True)
+            if change.early is not None and self._offer is not None:
+                kind, taken = change.early.kind, change.early.taken
+                self._offer.plan.waits[kind.places[taken]] = True
+                self.rolled_back += int(taken.sum())
+        place.changes = kept

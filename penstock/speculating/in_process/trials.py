@@ -1,0 +1,76 @@
+"""Choose between two ways to do the same work, by their measured times."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+__all__ = ["Trials"]
+
+MEASURED = 9
+"""The number of latest times whose median counts; the first one is left out, because it compiles."""
+FIRST_TRIALS = 3
+"""The new way is measured this often before the old one is tried."""
+MAX_LOSS = 0.02
+"""The slower way is tried again while its trials have cost less than this share of all time."""
+
+
+_BITS_PER_SIZE = 3
+"""Work of up to eight times as many items counts as of the same size."""
+
+
+@dataclass(slots=True)
+class _Times:
+    """The times of both ways: seconds per item."""
+
+    latest: dict[bool, deque[float]] = field(
+        default_factory=lambda: {way: deque(maxlen=MEASURED) for way in (False, True)}
+    )
+    counts: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+    spent_s: float = 0.0
+    lost_s: float = 0.0
+
+    def median(self, way: bool) -> float:
+        return median(self.latest[way]) if self.latest[way] else 0.0
+
+    @property
+    def better(self) -> bool:
+        return self.median(True) <= self.median(False)
+
+
+class Trials:
+    """Chooses the way that took less time for work of the same name and about the same size.
+
+    The slower way is tried again now and then, because times change. Its trials cost little, so the choice is
+    hardly ever slower than the old way.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[str, int], _Times] = {}
+
+    def _of(self, name: str, items: int) -> _Times:
+        return self._times.setdefault((name, items.bit_length() // _BITS_PER_SIZE), _Times())
+
+    def choose(self, name: str, items: int) -> bool:
+        """Return whether to do the work in the new way."""
+        times = self._of(name, items)
+        if times.counts[True] < FIRST_TRIALS:
+            return True
+        if times.counts[False] < 2:
+            return False
+        better = times.better
+        return better if times.lost_s > MAX_LOSS * times.spent_s else not better
+
+    def note(self, name: str, items: int, seconds: float, *, new: bool) -> None:
+        """Note the time of work that is done."""
+        times = self._of(name, items)
+        times.counts[new] += 1
+        if times.counts[new] == 1:
+            return
+        times.latest[new].append(seconds / items)
+        if times.counts[True] >= FIRST_TRIALS and times.counts[False] > 1:
+            best = times.median(times.better) * items
+            times.spent_s += seconds
+            if new != times.better:
+                times.lost_s += max(seconds - best, MAX_LOSS * seconds)
