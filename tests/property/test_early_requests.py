@@ -29,7 +29,7 @@ STATEMENTS = [
     Statement("insert", "t", KEY, KEY | A | B, True),
     Statement("write", "u", KEY, A, True),
 ]
-SEEDS = 400 if LONG else 40
+SEEDS = 400 if LONG else 12
 
 
 def bank() -> Database:
