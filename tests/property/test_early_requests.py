@@ -188,6 +188,8 @@ def test_a_faster_way_is_chosen_and_given_up_when_it_becomes_slower() -> None:
     play(trials, {True: 2.0, False: 1.0}, 100)
     _, chosen = play(trials, {True: 2.0, False: 1.0}, 500)
     assert chosen < 20
+    _, chosen = play(trials, {True: 0.5, False: 1.0}, 500)
+    assert chosen > 300
 
 
 def test_work_of_other_sizes_is_measured_by_itself() -> None:
