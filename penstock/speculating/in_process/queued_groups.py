@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.command_log import Call
+from penstock.procedures.in_process.request_queue import group_requests
 from penstock.procedures.texts import Numbers
 from penstock.speculating.in_process.plans import Offer, Plan
 from penstock.speculating.in_process.speculation import Speculation
@@ -24,6 +25,9 @@ __all__ = ["QueuedGroups", "speculated_calls"]
 
 MAX_PLANNED = 1 << 12
 """At most this many requests are planned together, if no group is larger."""
+
+MIN_USELESS_CALLS = 4
+"""If no request ran early during so many calls, the rest of the requests is not planned."""
 
 Answer = Callable[[Sequence["Request"], Sequence[dict[str, Any]]], None]
 
@@ -80,13 +84,20 @@ class QueuedGroups:
     ) -> Iterator[Sequence[Request]]:
         """Yield requests that run in one call: the first, and all that may run with it."""
         plan = Plan(groups, speculation, self._programs.find)
+        early = calls = 0
         while plan.waits.any():
+            if calls == MIN_USELESS_CALLS and not early:
+                left = zip(plan.requests, plan.waits.tolist(), strict=True)
+                yield from group_requests([one for one, waits in left if waits])
+                return
             before = int(np.argmax(plan.waits))
             group = plan.take()
-            speculation.merged += len(group) - _count_first(plan, before, group)
-            self._offer = Offer(plan, group)
+            merged = len(group) - _count_first(plan, before, group)
+            speculation.merged += merged
+            offer = self._offer = Offer(plan, group)
             yield [plan.requests[place] for place in group.tolist()]
             self._offer = None
+            early, calls = early + merged + len(offer.early), calls + 1
 
     @contextlib.contextmanager
     def offer_later(self) -> Iterator[None]:
