@@ -82,7 +82,7 @@ VARIANTS: dict[str, tuple[float, int | None, Callable[[Workload], Workload]]] = 
 
 
 def _yields(load: Workload, each: int, nodes: int | None) -> tuple[list[float], list[float], float]:
-    """Return the eligible shares of all candidates and of those compared, by table and row, and how many are."""
+    """Return the eligible shares of all candidates and of those compared, and how many were compared."""
     work = _mix(load, each * 16, nodes)
     all_, compared, share = list[float](), list[float](), 0.0
     levels: tuple[Mode, ...] = ("tables", "rows")
