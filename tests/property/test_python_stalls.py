@@ -283,6 +283,29 @@ def test_a_query_that_ran_early_is_used_and_an_unnecessary_one_is_dropped() -> N
         assert "3 queries before they were requested, 2 of them used" in db.explain()
 
 
+def test_a_request_does_not_overtake_a_procedure_that_has_not_reached_its_partition() -> None:
+    with BANK.open(**TWO, speculate=True) as db, BANK.open() as serial:
+        load(db)
+        load(serial)
+        expect_long_stalls(db)
+        tried, run_batch = threading.Event(), StallBatches.run
+
+        def note(batches: Any, place: Any) -> bool:
+            done = run_batch(batches, place)
+            if place.stall.partition == 1:
+                tried.set()
+            return done
+
+        def wait_here(at: str) -> None:
+            if at == "begun":
+                assert tried.wait(60)
+
+        made = [MOVE, ("deposit", {"id": HALF + 1, "amount": 1})]
+        with patch.object(StallBatches, "run", note):
+            assert run_with(wait_here, db, made) == call_each(serial, made)
+        assert tables(db) == tables(serial)
+
+
 class StopError(Exception):
     """A procedure fails."""
 
