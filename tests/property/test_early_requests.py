@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
+from penstock.errors import InvalidUsageError
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.request_queue import Request, group_requests
@@ -159,6 +161,44 @@ def test_more_requests_than_are_planned_together_keep_their_order() -> None:
             db._run_groups(list(group_requests(requests)))
         expected = [serial.call(one.procedure, **one.attributes) for one in requests]
         assert [one.future.result(60) for one in requests] == expected
+
+
+def test_requests_with_decimals_and_lists_run_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = penstock.database("decimals")
+    made.table("t", "id bigint, total decimal(9, 2) NOT NULL", key="id", partition_by="id")
+
+    @made.procedure(event="ids array<bigint>, amount decimal(9, 2)", returns="total decimal(9, 2)")
+    def add(e: Any, t: Any) -> Any:
+        for id_ in e.ids:
+            t[id_].total += e.amount
+        return t[e.ids[0]].total
+
+    amounts = [Decimal("1"), Decimal("2.5"), Decimal("1e20"), Decimal("0.25")]
+    fits = [amounts[0], amounts[1], amounts[3]]
+    for wanted in (fits, amounts):
+        with made.open(partitions=2, speculate=True) as db, made.open() as serial:
+            for one in (db, serial):
+                one.load("t", {"id": [1, 2, 3], "total": [Decimal(0)] * 3})
+            sizes: list[int] = []
+            run_group = db._run_group
+
+            def note(group: Any, offer: Any, run: Any = run_group, found: list[int] = sizes) -> None:
+                found.append(len(group))
+                run(group, offer)
+
+            monkeypatch.setattr(db, "_run_group", note)
+            events = [{"ids": [1, 2, 3][: place % 3 + 1], "amount": one} for place, one in enumerate(wanted)]
+            requests = [Request("add", event) for event in events]
+            db._run_groups(list(group_requests(requests)))
+            for request in requests:
+                try:
+                    expected: Any = serial.call("add", **request.attributes)
+                except InvalidUsageError as error:
+                    assert isinstance(request.future.exception(60), type(error))
+                else:
+                    assert request.future.result(60) == expected
+            assert max(sizes) == len(wanted)
+            assert db.table("t").sort_by("id") == serial.table("t").sort_by("id")
 
 
 def play(trials: Trials, times: dict[bool, float], rounds: int) -> tuple[float, int]:

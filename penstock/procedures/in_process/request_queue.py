@@ -12,11 +12,11 @@ from typing import Any
 
 from penstock.errors import InvalidUsageError, UnavailableError
 
-__all__ = ["Request", "RequestQueue", "answer", "group_requests"]
+__all__ = ["GROUPED_TYPES", "Request", "RequestQueue", "answer", "group_requests"]
 
 MOST_WAITING = 1 << 16
 _LARGEST_GROUP = 1 << 14
-_GROUPED_TYPES = frozenset({bool, int, float, str, bytes, date, type(None)})
+GROUPED_TYPES = frozenset({bool, int, float, str, bytes, date, type(None)})
 """Types of which Arrow infers the same column type from one value as from many."""
 
 
@@ -31,7 +31,7 @@ class Request:
     def signature(self) -> object:
         """Return what requests of one group have in common; the request itself if it fits in no group."""
         types = tuple(map(type, self.attributes.values()))
-        return (self.procedure, tuple(self.attributes), types) if _GROUPED_TYPES.issuperset(types) else self
+        return (self.procedure, tuple(self.attributes), types) if GROUPED_TYPES.issuperset(types) else self
 
 
 def answer(group: Sequence[Request], results: Sequence[dict[str, Any]] | BaseException) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa
 from penstock.errors import PenstockError
 from penstock.procedures.compiler.program import Program, event_schema
 from penstock.procedures.in_process.arrow_rows import arrow_errors, batches_of
+from penstock.procedures.in_process.request_queue import GROUPED_TYPES
 from penstock.procedures.texts import Numbers
 from penstock.speculating.in_process.footprints import Booleans, Footprint, choose_early
 
@@ -23,6 +25,9 @@ __all__ = ["Early", "Kind", "Offer", "Plan"]
 
 _SLOTS_PER_ACCESS = 16
 """The numbers of rows per access: so many that few different rows have the same number."""
+
+_MERGED_TYPES = GROUPED_TYPES | {Decimal, list}
+"""Types whose values Arrow casts to the event's type, whatever type it infers from them."""
 
 Find = Callable[[str, pa.Schema], object]
 
@@ -70,6 +75,14 @@ class Early:
     done: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
+def _signature(request: Request) -> object:
+    """Return what requests of one kind have in common; the request itself if it fits in no kind."""
+    types = tuple(map(type, request.attributes.values()))
+    if not _MERGED_TYPES.issuperset(types):
+        return request
+    return request.procedure, tuple(request.attributes), types
+
+
 class Plan:
     """Requests in their order, of which those without conflicts run early.
 
@@ -88,7 +101,7 @@ class Plan:
         self._footprints = speculation.footprints
         ends = np.cumsum([len(group) for group in groups])
         numbers: dict[object, int] = {}
-        of_group = [numbers.setdefault(group[0].signature(), len(numbers)) for group in groups]
+        of_group = [numbers.setdefault(_signature(group[0]), len(numbers)) for group in groups]
         self._signatures = np.repeat(np.array(of_group), np.diff(ends, prepend=0))
         self.waits = np.ones(len(self.requests), np.bool_)
         self.kinds: list[Kind | None] = []
