@@ -36,6 +36,7 @@ from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 __all__ = ["report"]
 
 RESULT = REPOSITORY / "benchmarks" / "results" / "speculation.txt"
+OLTP_RESULT = RESULT.with_name("speculation_oltp.txt")
 MODES: tuple[bool | str, ...] = (False, "rows", "tables", "occ")
 ACCOUNTS = 100_000
 SIZE = 5_000
@@ -253,9 +254,10 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=5_000, help="transactions of `run`")
     parser.add_argument("--requests", type=int, default=1_000, help="requests of the other parts")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure")
-    parser.add_argument("--out", type=Path, default=RESULT, help="the file of the result")
+    parser.add_argument("--out", type=Path, help="the file of the result")
     options = parser.parse_args()
-    print_and_save(report(options.runs, options.events, options.requests, options.parts), options.out)
+    out = options.out or (OLTP_RESULT if options.parts == ["oltp"] else RESULT)
+    print_and_save(report(options.runs, options.events, options.requests, options.parts), out)
 
 
 if __name__ == "__main__":
