@@ -1,11 +1,13 @@
 """Queues over Kafka's records: decode the survivors, or decode all records first.
 
     python -m benchmarks.kafka_conflation [--engine spark|local] [--format json|avro] [--levels N]
-                                          [--rounds N] [--records N] [--only CONTENDER ...] [--quick]
+                                          [--rounds N] [--records N] [--only CONTENDER ...] [--mock]
+                                          [--quick]
 
 A real broker on this machine holds order books of 1,000 keys, in two partitions: two fields, and ten for each
-level (``--levels 1`` is about 250 bytes as JSON, 10 is 2,200). A pipeline reads them in micro-batches of a
-quarter, keeps the newest of each key by Kafka's key and offset, and sends it to a sink that takes all.
+level (``--levels 1`` is about 250 bytes as JSON, 10 is 2,200). With ``--mock`` it is librdkafka's broker for
+tests, in a process of its own. A pipeline reads them in micro-batches of a quarter, keeps the newest of each
+key by Kafka's key and offset, and sends it to a sink that takes all.
 
 ===================  =======================================================================================
 decode first         a filter that is always true, so that values are decoded before the queue
@@ -27,15 +29,18 @@ import argparse
 import io
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import fastavro
+from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -46,6 +51,7 @@ from penstock.jobs.pipelines.run import run_to_end
 from tests.kafka import Broker, Record, connector_jars
 
 KEYS: Final = 1_000
+MOCK_TOPICS: Final = 8
 TYPES: Final = {"string": "STRING", "long": "LONG", "double": "DOUBLE", "int": "INT"}
 LEVEL: Final = {"price": "double", "size": "int", "venue": "string", "orders": "int", "note": "string"}
 FIRST, SURVIVORS, UNDECODED = "decode first", "decode survivors", "undecoded"
@@ -143,7 +149,11 @@ def run_pipeline(
 
 def run_one(given: argparse.Namespace) -> dict[str, Any]:
     """Run one contender over all records and return the speed of its micro-batches."""
-    options = {"kafka.bootstrap.servers": given.address, "subscribe": "books", "startingOffsets": "earliest"}
+    options = {
+        "kafka.bootstrap.servers": given.address,
+        "subscribePattern": "books.*",
+        "startingOffsets": "earliest",
+    }
     options["maxOffsetsPerTrigger"] = str(given.records // 4)
     spark = None
     if given.engine == "spark":
@@ -164,6 +174,49 @@ def run_one(given: argparse.Namespace) -> dict[str, Any]:
     return {"records_per_s": records / sum(took for _, took, _ in found[1:]), "cpu_us": 1e6 * cpu_s / records}
 
 
+@contextmanager
+def real_broker(given: argparse.Namespace) -> Iterator[str]:
+    """Run Kafka with the records; give its address."""
+    with scratch("kafka") as name, Broker(Path(name)) as broker:
+        broker.make_topic("books", partitions=2)
+        for partition in (0, 1):
+            begin, end = partition * given.records // 2, (partition + 1) * given.records // 2
+            for first in range(begin, end, 20_000):
+                sent = records_of(first, min(first + 20_000, end), given.format, given.levels)
+                broker.send("books", sent, partition)
+        yield broker.address
+
+
+def serve_mock(given: argparse.Namespace) -> None:
+    """Be librdkafka's broker for tests, with the records, until the standard input ends."""
+    settings: dict[str, Any] = {"test.mock.num.brokers": 1, "bootstrap.servers": "none", "log_level": 0}
+    producer = Producer(settings)
+    (broker,) = producer.list_topics(timeout=60).brokers.values()
+    # It keeps 5 MB of each partition, and topics have four.
+    for topic in range(MOCK_TOPICS):
+        producer.list_topics(f"books-{topic}", timeout=60)  # makes the topic
+    for number, record in enumerate(records_of(0, given.records, given.format, given.levels)):
+        topic, partition = divmod(number % (4 * MOCK_TOPICS), 4)
+        producer.produce(f"books-{topic}", record.value, record.key, partition=partition)
+        if number % 2_000 == 0:
+            producer.flush(60)
+    assert producer.flush(60) == 0
+    print(f"{broker.host}:{broker.port}", flush=True)
+    sys.stdin.read()
+
+
+@contextmanager
+def mock_broker(given: argparse.Namespace) -> Iterator[str]:
+    """Run `serve_mock` in a process; give its address."""
+    command = [sys.executable, "-m", "benchmarks.kafka_conflation", "--serve-mock", "--format", given.format]
+    command += ["--levels", str(given.levels), "--records", str(given.records)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as served:
+        assert served.stdin is not None
+        assert served.stdout is not None
+        yield served.stdout.readline().strip()
+        served.stdin.close()
+
+
 def contenders(given: argparse.Namespace) -> list[str]:
     """Return the contenders of an engine and a format."""
     found = [FIRST, SURVIVORS, UNDECODED]
@@ -182,26 +235,25 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--only", nargs="+", metavar="CONTENDER")
     parser.add_argument("--quick", action="store_true", help="few records, one round: does it run?")
+    parser.add_argument("--mock", action="store_true", help="librdkafka's broker for tests")
+    parser.add_argument("--serve-mock", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.contender:
         print(json.dumps(run_one(given)))
         return
+    if given.serve_mock:
+        serve_mock(given)
+        return
     if given.quick:
         given.records, given.rounds = 20_000, 1
     size = len(next(records_of(0, 1, given.format, given.levels)).value or b"")
     load = f"load {os.getloadavg()[0]:.1f} at the begin"
     runs: dict[str, list[dict[str, Any]]] = {contender: [] for contender in contenders(given)}
-    with scratch("kafka") as name, Broker(Path(name)) as broker:
-        broker.make_topic("books", partitions=2)
-        for partition in (0, 1):
-            begin, end = partition * given.records // 2, (partition + 1) * given.records // 2
-            for first in range(begin, end, 20_000):
-                sent = records_of(first, min(first + 20_000, end), given.format, given.levels)
-                broker.send("books", sent, partition)
+    with (mock_broker if given.mock else real_broker)(given) as address:
         arguments = ["--engine", given.engine, "--format", given.format, "--levels", str(given.levels)]
-        arguments += ["--address", broker.address, "--records", str(given.records)]
+        arguments += ["--address", address, "--records", str(given.records)]
         for _ in range(given.rounds):
             for contender, found in runs.items():
                 found.append(run_contender("kafka_conflation", "--contender", contender, *arguments))

@@ -19,18 +19,16 @@ executemany        sends every update with a guard by time, as programs for fore
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from benchmarks import upserts_by_hand
-from benchmarks.harness import descendants, machine
-from benchmarks.upserts import SCHEMA, UPDATES_A_KEY, batch
+from benchmarks.harness import machine
+from benchmarks.upserts import SCHEMA, UPDATES_A_KEY, batch, processor_s
 from penstock.upserts import Columns, newest_changes
 from penstock.upserts.sql.postgres import PostgresTable
 from penstock.upserts.sql.table import STAGE, SqlTable
@@ -82,18 +80,6 @@ def writer(
     return write
 
 
-def processor_s(server: PostgreSql) -> float:
-    """Return the processor time of this process and the server so far, with the processes that ended."""
-    own = os.times()
-    ticks = 0
-    for pid in descendants(server.process.pid):
-        # A process may have ended since.
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            ticks += sum(map(int, fields[11:15]))
-    return own.user + own.system + ticks / os.sysconf("SC_CLK_TCK")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keys", type=int, default=20_000)
@@ -118,10 +104,10 @@ def main() -> None:
         for number in range(settings.rounds + 1):
             rows = batch(settings.keys, number)
             for name, write in designs.items():
-                begin, before = time.perf_counter(), processor_s(server)
+                begin, before = time.perf_counter(), processor_s(server.process.pid)
                 write(rows)
                 seconds[name].append(time.perf_counter() - begin)
-                spent[name].append(processor_s(server) - before)
+                spent[name].append(processor_s(server.process.pid) - before)
     finally:
         server.remove()
     by_hand, by_hand_cpu = (statistics.median(one["executemany"][1:]) for one in (seconds, spent))

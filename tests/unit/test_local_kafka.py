@@ -14,8 +14,10 @@ from confluent_kafka import Producer
 
 from penstock import _failpoints
 from penstock.checkpointing.p_stream import PStreamReader
+from penstock.conf.kafka_source import KafkaSource
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.jobs.local.late_decoding import encoded_schema
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.local_engine.records.bad_records import Records
@@ -179,3 +181,12 @@ def test_only_records_that_leave_a_queue_are_decoded_with_the_same_results(
     broker.send(topic, value(60), key=b"k2")
     again, _, decoded_rows = run("late")
     assert ([row[1] for row in again], decoded_rows) == ([25.0, 30.0, 19.5, None], 1)
+
+
+def test_columns_before_decoding_have_the_types_in_which_spark_stores_them() -> None:
+    given = {"type": "kafka", "value_format": "json", "schema": _COLUMNS, "kafka_columns": ["key", "headers"]}
+    schema = encoded_schema(KafkaSource.model_validate(given))
+    header = pa.struct({"key": pa.string(), "value": pa.binary()})
+    assert schema.names == ["kafka_key", "kafka_headers", "kafka_value"]
+    headers = schema.field("kafka_headers").type
+    assert (headers, headers.value_field.name) == (pa.list_(pa.field("element", header)), "element")

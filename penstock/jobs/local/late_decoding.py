@@ -15,7 +15,7 @@ from penstock.jobs.pipelines.schemas import encoding_of, schema_of
 from penstock.local_engine.builder.stateless import Made, filter_made, select_columns
 from penstock.local_engine.operators import MicroBatch
 from penstock.local_engine.records.bad_records import BadRecords, Records
-from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema, stored_schema
 from penstock.spark_ext.graph.steps import split_steps
 
 __all__ = ["EncodedRecords", "decode_results", "encoded_schema"]
@@ -27,7 +27,8 @@ def encoded_schema(source: KafkaSource) -> pa.Schema:
     """Return the columns before the queue: Kafka's own columns, and the encoded value."""
     raw = schema_of(source.model_copy(update={"value_format": "raw"}))
     names = [*source.kafka_columns, "value"]
-    return pa.schema([raw.field(name).with_name(f"{_PREFIX}{name}") for name in names])
+    encoded = pa.schema([raw.field(name).with_name(f"{_PREFIX}{name}") for name in names])
+    return stored_schema(spark_schema(encoded))  # as the columns of Spark's connector are stored
 
 
 class EncodedRecords:
