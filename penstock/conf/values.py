@@ -112,7 +112,7 @@ def window_length(value: Any) -> str | None:
 
 
 def window_duration(value: Any) -> str | None:
-    """Check a duration of at least a millisecond, if there is one."""
+    """Check that a duration, if given, is at least a millisecond."""
     if parse_rows(value) is not None:
         raise wrong(f"windows of {value} do not end together", "write a duration, such as '60 s'")
     return None if value is None else duration_of(value, least_us=1_000)

@@ -123,7 +123,7 @@ class KeyExpiry:
     def find_late(
         self, emitted: Integers, resident: npt.NDArray[np.bool_], times: Integers
     ) -> npt.NDArray[np.bool_]:
-        """Mark arrivals of keys without a record that may have left with a newer tuple."""
+        """Mark arrivals that may be late: their key has no record, and may have left after a newer tuple."""
         # The least integer is a valid time, unless a key may have left.
         late = times <= self.last_horizon if self.last_horizon != NEVER else np.zeros(len(times), np.bool_)
         return (emitted == NEVER) & ~resident & late

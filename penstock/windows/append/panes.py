@@ -147,7 +147,7 @@ class Panes(ABC):
     def oldest(self) -> int | None:
         """The first pane, or time of a row, that would not be late now.
 
-        The result is None while nothing is late, or if groups differ.
+        The result is None as long as nothing can be late, or if groups differ.
         """
         return None
 
