@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyspark
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PySparkException
@@ -28,10 +29,11 @@ _UNUSUAL = {
     "variant": """parse_json('{"a": [1, null]}')""",
     "void": "null",
     "collated text": "'Aa' collate utf8_lcase",
-    "time of day": "time'01:02:03.000004'",
     "a, column": "map(array(t), named_struct('x, y', t))",
     "no null": "t",
 }
+if pyspark.__version__ >= "4.1":  # when Spark got the type
+    _UNUSUAL["time of day"] = "time'01:02:03.000004'"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,12 @@ def _rows(spark: SparkSession) -> DataFrame:
 
 
 def _collected(df: DataFrame) -> Sequence[object]:
-    """Return rows in a form that can be compared: Spark cannot sort or compare maps and variants."""
+    """Return rows in a form that can be compared: Spark cannot sort or compare maps and variants.
+
+    Spark 4.1 writes no times of day as JSON.
+    """
+    if "time of day" in df.columns:
+        df = df.withColumn("time of day", df["time of day"].cast("string"))
     return sorted(df.selectExpr("k", "to_json(struct(*))").collect())
 
 
