@@ -22,6 +22,7 @@ from tests.spark.test_types import typed
 
 pytestmark = pytest.mark.spark
 
+_KEY = "array(t)" if pyspark.__version__ >= "4.1" else "t"
 _UNUSUAL = {
     "day-time interval": "interval '1 02:03:04.000005' day to second * t",
     "interval of hours": "interval '1 02' day to hour",
@@ -29,7 +30,7 @@ _UNUSUAL = {
     "variant": """parse_json('{"a": [1, null]}')""",
     "void": "null",
     "collated text": "'Aa' collate utf8_lcase",
-    "a, column": "map(array(t), named_struct('x, y', t))",
+    "a, column": f"map({_KEY}, named_struct('x, y', t))",
     "no null": "t",
 }
 if pyspark.__version__ >= "4.1":  # when Spark got the type

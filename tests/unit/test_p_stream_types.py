@@ -12,6 +12,8 @@ import pyspark
 import pytest
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
+    DataType,
     DayTimeIntervalType,
     IntegerType,
     LongType,
@@ -23,6 +25,8 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidUsageError
+from penstock.spark_ext.border import spark_versions
+from penstock.spark_ext.border.spark_versions import check_stream_columns
 from penstock.spark_ext.border.types import (
     as_arrow_of_spark,
     check_same,
@@ -76,6 +80,27 @@ def test_a_type_that_spark_has_not_is_converted_exactly(name: str) -> None:
     assert rows["c"].to_pylist() == [int(v) if name == "uint64" and v else v for v in values]
     if not pa.types.is_dictionary(kind):
         assert convert(rows, batch.schema).equals(batch), "and back"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        MapType(ArrayType(LongType()), LongType()),
+        ArrayType(MapType(BinaryType(), LongType())),
+        StructType().add("a", MapType(StructType().add("b", BinaryType()), LongType())),
+    ],
+    ids=str,
+)
+def test_where_streams_are_rows_maps_have_keys_that_python_can_hash(
+    monkeypatch: pytest.MonkeyPatch, kind: DataType
+) -> None:
+    monkeypatch.setattr(spark_versions, "_STREAMS_ROWS", True)
+    check_stream_columns(StructType([StructField("fine", MapType(StringType(), ArrayType(LongType())))]))
+    columns = StructType().add("fine", LongType()).add("odd", kind)
+    with pytest.raises(InvalidUsageError, match=r"needs Spark 4\.1 or newer: column=odd type="):
+        check_stream_columns(columns)
+    monkeypatch.setattr(spark_versions, "_STREAMS_ROWS", False)
+    check_stream_columns(columns)
 
 
 def test_run_ends_are_decoded() -> None:

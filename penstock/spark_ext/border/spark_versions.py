@@ -5,7 +5,8 @@ what                                    since Spark  before
 ======================================  ===========  =====================================================
 admission control of Python sources     4.2          a micro-batch has all available rows; limits are
                                                      refused, and ``availableNow`` runs one micro-batch
-stream writers that take Arrow batches  4.1          rows become Arrow batches in the worker
+stream writers that take Arrow batches  4.1          rows become Arrow batches in the worker; maps whose
+                                                     keys Python cannot hash are refused
 times of day                            4.1          columns of p-streams with them are refused
 ``timezone=`` of `to_arrow_schema`      4.3          UTC is the default
 ======================================  ===========  =====================================================
@@ -25,7 +26,7 @@ import pyspark
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.pandas import types
-from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, Row, StructType
 
 from penstock.errors import InvalidUsageError
 
@@ -38,10 +39,12 @@ __all__ = [
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
     "as_arrow_schema",
+    "check_stream_columns",
     "require_admission_control",
 ]
 
 _ROWS_OF_A_BATCH = 8192
+_STREAMS_ROWS = not hasattr(datasource, "DataSourceStreamArrowWriter")
 _HAS_TIME_ZONE = "timezone" in signature(types.to_arrow_schema).parameters
 
 try:
@@ -125,6 +128,44 @@ def require_admission_control(what: str, hint: str = "leave the option out") -> 
     """
     if not HAS_ADMISSION_CONTROL:
         raise InvalidUsageError(f"{what} needs Spark 4.2 or newer", spark=pyspark.__version__, hint=hint)
+
+
+def check_stream_columns(schema: StructType) -> None:
+    """Check that Spark can pass columns to a stream writer.
+
+    Before Spark 4.1, it passes rows, in which maps are dictionaries. Their keys must be hashable.
+
+    Raises
+    ------
+    InvalidUsageError
+        If this Spark cannot pass a map.
+    """
+    for field in schema if _STREAMS_ROWS else ():
+        if _has_unhashable_keys(field.dataType):
+            raise InvalidUsageError(
+                "a stream of maps with such keys needs Spark 4.1 or newer",
+                column=field.name,
+                type=field.dataType.simpleString(),
+                spark=pyspark.__version__,
+                hint="make the keys text or numbers, or write each micro-batch with foreachBatch",
+            )
+
+
+def _has_unhashable_keys(kind: DataType) -> bool:
+    match kind:
+        case MapType():
+            return _is_unhashable(kind.keyType) or _has_unhashable_keys(kind.valueType)
+        case ArrayType():
+            return _has_unhashable_keys(kind.elementType)
+        case StructType():
+            return any(_has_unhashable_keys(field.dataType) for field in kind)
+    return False
+
+
+def _is_unhashable(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_is_unhashable(field.dataType) for field in kind)
+    return isinstance(kind, (ArrayType, BinaryType))
 
 
 def as_arrow_schema(schema: StructType, *, large: bool = False, unique: bool = False) -> pa.Schema:

@@ -20,7 +20,7 @@ from penstock.checkpointing.p_stream.segments import pieces, read_blocks
 from penstock.checkpointing.p_stream.update_log.background import compact_if_due
 from penstock.checkpointing.spark_checkpoint import make_durable, plan_of
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
-from penstock.spark_ext.border.spark_versions import DataSourceStreamArrowWriter
+from penstock.spark_ext.border.spark_versions import DataSourceStreamArrowWriter, check_stream_columns
 from penstock.spark_ext.border.types import check_same
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, SegmentRows, open_stream, segments_in
@@ -92,6 +92,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if options.descriptors:
             check_same(schema, DESCRIPTORS, options.path)
         else:
+            check_stream_columns(schema)
             self._rows = SegmentRows(options, open_stream(options, schema, overwrite=overwrite))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
