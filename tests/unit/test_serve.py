@@ -252,12 +252,19 @@ UNREAD = {"id": range(400_000), "balance": [Decimal("100.00")] * 400_000}
 """More rows than a server can send to a client that does not read them."""
 
 
+def unread_accounts(client: penstock.DatabaseClient) -> flight.FlightStreamReader:
+    """Ask for the table; return once the server sends it."""
+    stream = client._client.do_get(flight.Ticket(b'{"table": "accounts"}'))
+    assert stream.schema.names == ["id", "balance"]
+    return stream
+
+
 def test_a_client_that_reads_nothing_holds_no_server() -> None:
     with bank().open() as db:
         db.load("accounts", {"id": range(400_000), "balance": range(400_000)})
         server = DatabaseServer(db)
         with penstock.DatabaseClient(server.uri) as client:
-            unread = client._client.do_get(flight.Ticket(b'{"table": "accounts"}'))
+            unread = unread_accounts(client)
             assert not server.stop(grace="50ms")
             with pytest.raises(UnavailableError):
                 client.lag()
@@ -273,7 +280,7 @@ def test_ctrl_c_ends_a_server_although_a_client_reads_nothing(tmp_path: Path) ->
         opened.load("accounts", UNREAD)
     process, uri = started(tmp_path)
     with penstock.DatabaseClient(uri, timeout="300s") as client:
-        unread = client._client.do_get(flight.Ticket(b'{"table": "accounts"}'))
+        unread = unread_accounts(client)
         assert client.call("pay", id=1, amount=Decimal(1))["left"] == Decimal(99)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
