@@ -64,6 +64,16 @@ def test_the_benchmark_of_forwarding_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_benchmark_of_both_stages_runs(tmp_path: Path) -> None:
+    arguments = ["--share", "0.5", "--rows", "500", "--batches", "3", "--out", str(tmp_path / "out.txt")]
+    command = [sys.executable, "-m", "benchmarks.forwarding_stages", *arguments]
+    result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split() for line in (tmp_path / "out.txt").read_text().splitlines() if "50%" in line]
+    assert [row[1] for row in rows] == ["local", "remote"]
+
+
+@pytest.mark.long
 def test_the_benchmark_of_upserts_runs() -> None:
     PostgreSql._find(PostgreSql.PROGRAM)
     arguments = ["--keys", "200", "--rounds", "1", "--only", "postgresql", "iceberg"]
