@@ -50,6 +50,7 @@ from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import place_tables
 from penstock.procedures.partitions.predicted import run
+from penstock.procedures.partitions.predicted.call import PredictedCall
 
 __all__ = ["PARTS", "Clock", "measure", "report"]
 
@@ -59,10 +60,10 @@ PAPER = 0.058
 """The mean share of the time of transactions that goes to estimates (H-Store §5.5.2)."""
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "estimating": [(RunningPredictor, name) for name in ("predict", "observe", "correct")],
-    "executing": [(run._Call, "_run"), (TableSet, "run")],
-    "planning": [(run._Call, "_plan"), (PartitionedTables, "event_keys"), (PartitionedTables, "route")],
+    "executing": [(PredictedCall, "_run"), (TableSet, "run")],
+    "planning": [(PredictedCall, "_plan"), (PartitionedTables, "event_keys"), (PartitionedTables, "route")],
     "coordinating": [
-        (run._Call, "_copy"), (run._Call, "put_back"),
+        (PredictedCall, "_copy"), (PredictedCall, "put_back"),
         *((PartitionedTables, name) for name in ("_fetch", "_keys_by_partition", "_spread", "_apply")),
     ],
 }  # fmt: skip

@@ -22,6 +22,7 @@ from penstock.predicting.models.parameters import EventParameters
 from penstock.predicting.models.walk_kernels import FIXED, IMPOSSIBLE, UNKNOWN
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
+from penstock.procedures.engine import Run
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.language import abort
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
@@ -280,12 +281,19 @@ def _guards_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MOST_FORWARDED", 1.0)
 
 
-@pytest.mark.parametrize(("partitions", "ranged"), [(2, False), (3, True)])
+@pytest.mark.parametrize(("partitions", "ranged", "most_copied"), [(2, False, 0), (3, True, 16)])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=calls(), seed=st.integers(0, 99), style=st.sampled_from(["random", "nearly all", "one"]))
 def test_any_guess_equals_the_serial_order(
-    partitions: int, ranged: bool, made: list[Call], seed: int, style: str
+    partitions: int,
+    ranged: bool,
+    most_copied: int,
+    made: list[Call],
+    seed: int,
+    style: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(run, "MOST_COPIED", most_copied)
     ranges = RANGES[partitions] if ranged else None
     guesses = Guesses(seed, style)
     with BANK.open() as serial, BANK.open(partitions=partitions, ranges=ranges, predictor=guesses) as db:
@@ -349,7 +357,8 @@ def walks(draw: np.random.Generator, count: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("style", ["random", "nearly all", "one"])
 @pytest.mark.parametrize("seed", range(3))
-def test_guesses_for_rows_that_no_event_names(seed: int, style: str) -> None:
+def test_guesses_for_rows_that_no_event_names(seed: int, style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MOST_COPIED", 16 * (seed % 2))  # without copies, undo logs undo a call
     draw = np.random.default_rng(seed)
     guesses = Guesses(seed, style)
     with CHAIN.open() as serial, CHAIN.open(partitions=3, predictor=guesses) as db:
@@ -451,6 +460,7 @@ def test_calls_that_would_copy_many_rows_leave_the_rows_where_they_are(
         state = db._state
         assert isinstance(state, PartitionedTables)
         monkeypatch.setattr(run, "MOST_COPIED", NODES / 4)
+        monkeypatch.setattr(run, "can_undo_calls", lambda program: False)
         for number in range(8):
             events = walks(draw, 3)
             assert db.run("walk", events) == serial.run("walk", events)
@@ -462,6 +472,38 @@ def test_calls_that_would_copy_many_rows_leave_the_rows_where_they_are(
         assert guesses.asked == 1  # there is no pause
         assert state.gathered.names == set()
         assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
+
+
+def test_calls_with_many_rows_are_undone_by_logs_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    homes = np.zeros(0, np.int64)
+
+    class Homes(Guesses):
+        def predict(self, program: Program, events: pa.RecordBatch) -> Prediction:
+            masks = np.uint64(1) << homes[events.column("id").to_numpy()].astype(np.uint64)
+            return Prediction(masks, masks, np.ones(events.num_rows, np.bool_))
+
+    predictor = Homes(0, "")
+    monkeypatch.setattr(run, "MOST_COPIED", 0)
+    with CHAIN.open() as serial, CHAIN.open(partitions=2, predictor=predictor) as db:
+        state = db._state
+        assert isinstance(state, PartitionedTables)
+        placement = state.placements["nodes"]
+        homes = placement.partitions_of(placement.columns, [pa.array(range(NODES))])
+        far = [int(np.flatnonzero(homes != home)[0]) for home in homes]  # the next node is elsewhere
+        for one in (serial, db):
+            one.load("nodes", {"id": range(NODES), "next": far, "n": [0] * NODES})
+            one.load("rates", {"id": [1], "rate": [2]})
+        assert state.predicted is not None
+        logs = state.predicted._logs
+        for last_steps in (0, 1):
+            for log in logs.values():
+                log.arrays = Run.own_room(1)[1]
+            ids = [number % NODES for number in range(5 * NODES)]
+            events = {"id": ids, "steps": [0] * (len(ids) - 1) + [last_steps], "most": [13] * len(ids)}
+            assert db.run("walk", events) == serial.run("walk", events)
+            assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
+        assert (predictor.right, predictor.wrong) == (1, 1)
+        assert all(len(logs[id(part)].arrays[0]) > 8 for part in state._partitions)
 
 
 def test_calls_before_which_many_gathered_rows_would_move_leave_them_gathered(

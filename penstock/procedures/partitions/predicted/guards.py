@@ -1,14 +1,18 @@
 """The kernel of predicted transactions: it stops if a transaction leaves its allowed partitions.
 
 The code is the serial kernel with checks before each look-up of a row, each look-up by an index and each
-write of a replicated table. The caller has copies of the tables, with which it undoes what the kernel did
-before it stopped. So the kernel may leave out the undo log. Then it also stops if a transaction is rejected
-after a write.
+write of a replicated table. There are two ways to undo what the kernel did before it stopped:
+
+- The undo log keeps the entries of all transactions of a call, if ``logged[1]`` is 1. The kernel undoes them
+  if its first event comes after its last event.
+- The caller has copies of the tables. Then the kernel may leave out the undo log. It also stops if a
+  transaction is rejected after a write.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,10 +20,18 @@ from typing import cast
 
 from penstock._kernels import load_run
 from penstock.procedures.compiler.program import Program, inlined_texts
+from penstock.procedures.compiler.values import AccessMode
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.schema import Kind
 
-__all__ = ["DEVIATES", "can_guard", "can_omit_undo", "guarded_source", "load_guarded"]
+__all__ = [
+    "DEVIATES",
+    "can_guard",
+    "can_omit_undo",
+    "can_undo_calls",
+    "guarded_source",
+    "load_guarded",
+]
 
 DEVIATES = -1_000_000
 """The number in ``control[0]`` if a transaction is not as predicted."""
@@ -31,6 +43,7 @@ _IMPORTS = """from penstock.procedures.partitions.predicted.guard_kernels import
 """
 _FIND = re.compile(r"find_\d")
 _TABLE = re.compile(r"t(\d+)_\w+")
+_LEAVES = re.compile(r"leaves\(guard, touched, i, (\d+), (.*)\)", re.DOTALL)
 _INDEX_READS = ("seek", "tree_end")
 _UNDO = re.compile(r"u_\w+\[")
 
@@ -49,6 +62,12 @@ def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
 def can_omit_undo(program: Program) -> bool:
     """Return whether only undoing needs the undo log; freeing the slots of deleted rows needs it, too."""
     return program.undo_log and not any(change[0] == "delete" for change in program.changes)
+
+
+def can_undo_calls(program: Program) -> bool:
+    """Return whether the undo log of a call suffices to undo it: no slot of a deleted row is used again."""
+    writes = any(access.mode is not AccessMode.READ for access in program.accesses)
+    return not writes or (program.undo_log and can_omit_undo(program))
 
 
 def load_guarded(program: Program, placements: Mapping[str, Placement], *, undo: bool) -> Callable[..., int]:
@@ -74,18 +93,32 @@ def guarded_source(program: Program, placements: Mapping[str, Placement], *, und
     loop = next(node for node in function.body if isinstance(node, ast.For))
     start = next(place for place, node in enumerate(loop.body) if ast.unparse(node) == "code = 0")
     transaction = cast(ast.While, loop.body[start + 2])
-    transaction.body = _Guards(program, placements).block(transaction.body)
+    guards = _Guards(program, placements)
+    transaction.body = guards.block(transaction.body)
+    undoing: list[ast.stmt] = []
     if not undo:
         transaction.body = _WithoutUndo().block(transaction.body)
         failure = ast.parse(_FAILURE_WITHOUT_UNDO).body
         loop.body[start + 3 :] = [*failure, *ast.parse("codes[i] = 0").body]
+    elif can_undo_calls(program):
+        loop.body[start + 1 : start + 2] = ast.parse("u = logged[0]\nmark = u").body
+        failed = cast(ast.If, loop.body[start + 4])
+        for at, node in enumerate(failed.body):
+            if isinstance(node, ast.While):
+                undoing = [copy.deepcopy(node)]
+                failed.body[at : at + 1] = ast.parse(
+                    ast.unparse(node).replace("while u > 0:", "while u > mark:")
+                ).body
+        loop.body += ast.parse("logged[0] = u * logged[1]").body
+    loop.body[start:start] = guards.forget()
+    function.body[:0] = _undo_call(undoing)
     arguments = ", ".join(program.arguments)
-    lines = ["@kernel", f"def run(begin, end, guard, touched, {arguments}):"]
+    lines = ["@kernel", f"def run(begin, end, guard, touched, logged, {arguments}):"]
     lines += ["    " + line for node in function.body for line in _unparse(node)]
     return "\n".join([head + _IMPORTS, *lines, ""])
 
 
-_DEVIATE = f"control[0] = {DEVIATES}\n    return i"
+_DEVIATE = f"logged[0] = u\n    control[0] = {DEVIATES}\n    return i"
 _FAILURE_WITHOUT_UNDO = f"""
 if code > 0:
     if u > 0:
@@ -98,10 +131,20 @@ if code > 0:
 """
 
 
+def _undo_call(undoing: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements that undo the transactions of a call."""
+    call = cast(
+        ast.If, ast.parse("if begin > end:\n    u = logged[0]\n    logged[0] = 0\n    return begin").body[0]
+    )
+    call.body[1:1] = undoing
+    return [call]
+
+
 class _Guards:
     """Adds checks to the statements of a transaction."""
 
     def __init__(self, program: Program, placements: Mapping[str, Placement]) -> None:
+        self._last: dict[tuple[str, str], int] = {}
         self._places: dict[int, int | None] = {}
         self._equal: dict[int, bool] = {}
         self._words: dict[str, list[str]] = {}
@@ -129,12 +172,30 @@ class _Guards:
         found: list[ast.stmt] = []
         for node in nodes:
             for check in dict.fromkeys(self._checks(node)):
-                found += ast.parse(f"if {check}:\n    {_DEVIATE}").body
+                found += ast.parse(self._guard(check)).body
             if isinstance(node, ast.If | ast.While | ast.For):
                 node.body = self.block(node.body)
                 node.orelse = self.block(node.orelse)
             found.append(node)
         return found
+
+    def _guard(self, check: str) -> str:
+        """Return the statements of a check; the partition of a value that was checked last is known."""
+        if not (match := _LEAVES.fullmatch(check)):
+            return f"if {check}:\n    {_DEVIATE}"
+        word = match[2]
+        number = self._last.setdefault((match[1], word), len(self._last))
+        deviate = _DEVIATE.replace("\n", "\n    ")
+        return (
+            f"if not (is_known_{number} and known_{number} == {word}):\n"
+            f"    if {check}:\n        {deviate}\n"
+            f"    is_known_{number} = True\n    known_{number} = {word}"
+        )
+
+    def forget(self) -> list[ast.stmt]:
+        """Return the statements by which a transaction begins to check all values."""
+        lines = [f"is_known_{one} = False\nknown_{one} = np.int64(0)" for one in self._last.values()]
+        return ast.parse("\n".join(lines)).body
 
     def _checks(self, node: ast.stmt) -> Iterator[str]:
         """Yield the conditions under which a statement, apart from nested statements, was not predicted."""
