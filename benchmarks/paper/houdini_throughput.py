@@ -59,7 +59,7 @@ SELECTED_WITH = 16
 NODE, CLIENTS = 2, 4
 COSTS = Costs()
 ESTIMATE_US = 10.0
-"""The assumed time of an estimate; `benchmarks/results/houdini.txt` has 0.3 to 54 microseconds."""
+"""The assumed time of an estimate; `benchmarks/results/houdini.txt` has 0.3 to 12 for most procedures."""
 WAREHOUSES = TpccScale(warehouses=64, districts=4, customers=10, items=50)
 PAPER_GAINS = {"tatp": "+26%", "tpcc": "-6% (small) to +33.6%", "auction_mark": "+47.3%"}
 PAPER_PLATEAU = {"tatp": "> 0.06", "tpcc": "> 0.3, a little less near 1", "auction_mark": "> 0.33, > 0.66"}

@@ -499,7 +499,7 @@ def test_calls_with_many_rows_are_undone_by_logs_that_grow(monkeypatch: pytest.M
             for log in logs.values():
                 log.arrays = Run.own_room(1)[1]
             ids = [number % NODES for number in range(5 * NODES)]
-            events = {"id": ids, "steps": [0] * (len(ids) - 1) + [last_steps], "most": [13] * len(ids)}
+            events = {"id": ids, "steps": [0] * (len(ids) - 1) + [last_steps], "most": [99] * len(ids)}
             assert db.run("walk", events) == serial.run("walk", events)
             assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
         assert (predictor.right, predictor.wrong) == (1, 1)
