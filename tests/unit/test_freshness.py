@@ -31,7 +31,7 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.schedulers import new_scheduler
-from penstock.operators.scheduling.staleness import Staleness
+from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.simulation.micro_batches import Engine, MicroBatch, run_micro_batches
 from penstock.operators.update_stream.operator_options import QueueOptions, WindowOptions
 from tests.freshness import SECOND, Traffic, contract_of, new_queues, run, stream_of
@@ -436,6 +436,24 @@ def test_downtime_is_no_fixed_cost_until_two_cycles_in_a_row_are_so_long(pause: 
     twice, _ = plan_after(after, pause)
     assert twice.doubted is None
     assert twice.fit.fixed_us > 4 * before.fit.fixed_us
+
+
+def test_results_are_late_while_a_slow_sink_has_them() -> None:
+    contract, meter, state = contract_of("8 s"), StalenessMeter(), ControllerState()
+    begin, gone, broken = 10 * SECOND, 0, []
+    # A sink takes 5 ms for a row, and 30 ms in the end. The operator takes 10 ms for all rows.
+    for number in range(40):
+        served, row_us = (50 + 10 * (number % 16), 5_000) if number < 37 else (200, 30_000)
+        state, _ = plan(contract, state, [served], begin, begin)
+        arrived = begin - np.arange(served) * gone // served
+        meter.add(arrived, arrived, begin + 10_000)
+        part = meter.take(200.0 * max(gone, SECOND))
+        state = settle(contract, state, [part], begin + 10_000, served=served, left=9, serving_us=10_000)
+        broken.append(state.classes[0].broken)
+        gone = 20_000 + row_us * served
+        begin += gone
+    assert not any(broken[:38])
+    assert broken[38:] == [True, True]  # the length of the first slow cycle is unknown until it has ended
 
 
 def test_a_pause_after_the_first_micro_batch_is_no_cost() -> None:

@@ -181,6 +181,9 @@ class ControllerState:
         The trigger interval after the last micro-batch; 0 if the next micro-batch starts at once.
     doubted : Fit or None
         `fit` with the last measured cycle, if that was so long that it may have been a pause.
+    rest_us : float
+        The time from the end of the operator's work to the end of the last measured cycle, mostly in the
+        sink.
     """
 
     fit: Fit = field(default_factory=Fit)
@@ -194,6 +197,7 @@ class ControllerState:
     left: int = 0
     interval_us: int = 0
     doubted: Fit | None = field(default=None, kw_only=True)
+    rest_us: float = field(default=0.0, kw_only=True)
 
     @property
     def cycle_us(self) -> float:
@@ -225,7 +229,10 @@ class ControllerState:
             fields.real("reached"),
             *(fields.count(name) for name in ("started_us", "finished_us", "served", "left", *newer)),
         )
-        return replace(state, doubted=_read_fit(fields.fields("doubted"))) if fields.has("doubted") else state
+        doubted = _read_fit(fields.fields("doubted")) if fields.has("doubted") else None
+        return replace(
+            state, doubted=doubted, rest_us=fields.real("rest_us") if fields.has("rest_us") else 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,10 +315,12 @@ def plan(
     fit, doubted = state.fit, state.doubted
     cycle_us = started_us - state.started_us
     longest_us = max(promise.limit_us for promise in contract.promises)
-    dearest_us = 0.0
+    dearest_us = rest_us = 0.0
     if state.started_us and cycle_us > 0:
         busy = state.left > 0 or (since_us is not None and since_us <= state.finished_us)
         busy = busy and not state.interval_us <= cycle_us <= _PACED * state.interval_us
+        if busy:
+            rest_us = float(started_us - state.finished_us)
         if busy or cycle_us < fit.expect(state.served):
             expected_us = fit.expect(state.served)
             usual_us = max(expected_us, fit.cycle_us) if fit.cycle_us else longest_us
@@ -349,6 +358,7 @@ def plan(
         limit=rows,
         started_us=started_us,
         doubted=doubted,
+        rest_us=rest_us,
     )
     needs = []
     for limit_us, work_us in zip(limits, works, strict=True):
@@ -373,9 +383,9 @@ def settle(
     Parameters
     ----------
     staleness : sequence of Staleness
-        The staleness by promise since the last call. The fixed cost of a cycle is added to the staleness
-        before the staleness is compared with the limit, because a result is seen only after its micro-batch
-        is committed.
+        The staleness by promise since the last call. The rest of the cycle is added to the staleness before
+        the staleness is compared with the limit, because a result is seen only after its micro-batch is
+        committed.
     served, left : int
         The numbers of tuples served, and still waiting.
     serving_us : int
@@ -388,9 +398,12 @@ def settle(
         row_us = known + _LEARNING * (min(sample, _LONGEST_JUMP * known) - known)
         fit = replace(fit, row_us=max(row_us, 1e-3))
     passed_us = finished_us - state.finished_us if state.finished_us else 0
+    # As long as in the last cycle, of which a fit learns only a part.
+    known_us = state.rest_us * min(served / max(state.served, 1), 1.0)
+    rest_us = max(known_us, fit.expect(served) - (finished_us - state.started_us), fit.fixed_us)
     for promise, one, part in zip(contract.promises, state.classes, staleness, strict=True):
         faded = math.exp(-max(passed_us, 0) / max(_WINDOW_US, 2.0 * promise.limit_us))
-        late_us = one.late_us * faded + part.time_above(promise.limit_us - fit.fixed_us)
+        late_us = one.late_us * faded + part.time_above(max(promise.limit_us - rest_us, 0.0))
         time_us = one.time_us * faded + part.key_time
         allowed = (1.0 - contract.share) * time_us / (2.0 if one.broken else 1.0)
         classes.append(replace(one, late_us=late_us, time_us=time_us, broken=late_us > allowed))
