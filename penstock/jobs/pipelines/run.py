@@ -225,6 +225,7 @@ def _follow_graph(
     """Follow a graph; see `follow`."""
     totals = Totals()
     reader: _BatchReader | None = None
+    followed = 0
     ended = False
     while not ended:
         try:
@@ -234,9 +235,12 @@ def _follow_graph(
         if signals.received is not None:
             running.stop()
             ended = True
-        if reader is None and RESULTS in running.queries:
-            reader = _BatchReader(running.queries[RESULTS])
+        starts = running.starts(RESULTS)
         batches = [] if reader is None else reader.new()
+        for query in starts[followed:]:  # the earlier ones have ended
+            reader = _BatchReader(query)
+            batches += reader.new()
+        followed = len(starts)
         for batch in batches:
             totals = totals.plus(batch)
             on_batch(batch)

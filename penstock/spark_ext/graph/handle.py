@@ -247,6 +247,11 @@ class RunningGraph:
         with self._lock:
             return {name: run.query for name, run in self._runs.items()}
 
+    def starts(self, name: str) -> list[StreamingQuery]:
+        """Return the starts of a query, oldest first: before Spark 4.2 it starts again while keys wait."""
+        with self._lock:
+            return list(self._runs[name].starts) if name in self._runs else []
+
     @property
     def state(self) -> GraphState:
         """The graph's state."""

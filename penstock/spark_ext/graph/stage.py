@@ -77,11 +77,14 @@ class StageRun:
     stage: Stage
     query: StreamingQuery
     totals: QueryTotals = field(default_factory=QueryTotals)
+    starts: list[StreamingQuery] = field(init=False)
+    """All starts of the query, oldest first."""
     _reader: ProgressReader = field(init=False)
     _waits: bool = False
 
     def __post_init__(self) -> None:
         self._reader = ProgressReader(self.query)
+        self.starts = [self.query]
 
     def read(self) -> StreamingQueryProgress | None:
         """Count the query's micro-batches since the last call; return the report of the newest."""
@@ -116,5 +119,6 @@ class StageRun:
         if HAS_ADMISSION_CONTROL or not self._waits:
             return False
         self.query = start_again(self.query) or self.stage.writer.start()
+        self.starts.append(self.query)
         self._reader, self._waits = ProgressReader(self.query), False
         return True
