@@ -34,7 +34,6 @@ from penstock.jobs.pipelines.batches import batch_line, summary_line
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.jobs.pipelines.sinks import pack_values
 from penstock.market import Market
-from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from penstock.state_store.location import find_operators
 from tests.long_tests import long_but
@@ -118,9 +117,6 @@ class Behind(StreamingQueryListener):
     def onQueryTerminated(self, event: object) -> None: ...
 
 
-@pytest.mark.skipif(
-    not HAS_ADMISSION_CONTROL, reason="before Spark 4.2 a query does not end while a listener waits"
-)
 @pytest.mark.parametrize("persist", ["always", "auto"])
 def test_the_file_of_metrics_is_complete_when_a_run_returns(
     spark: SparkSession, tmp_path: Path, persist: str, caplog: pytest.LogCaptureFixture
