@@ -124,5 +124,9 @@ def latencies(
 
 
 def directory_bytes(place: str) -> int:
-    """Return the size of all files below a directory."""
-    return sum(path.stat().st_size for path in Path(place).rglob("*") if path.is_file())
+    """Return the size of all files below a directory, without the zeros that fill files of a log."""
+    files = [path for path in Path(place).rglob("*") if path.is_file()]
+    return sum(
+        len(path.read_bytes().rstrip(b"\0")) if path.suffix == ".wal" else path.stat().st_size
+        for path in files
+    )
