@@ -286,9 +286,9 @@ class JoinSection(Section):
 
 
 class DatabaseSection(Section):
-    """A stored procedure of a database that a Python file makes, and arguments of `penstock.transactions`.
+    """Name a stored procedure, and the Python file that defines its database.
 
-    `name` chooses the database if the file makes several; `initial` has the first rows of tables.
+    `name` is one of several databases in the file; other fields are arguments of `penstock.transactions`.
     """
 
     file: Text

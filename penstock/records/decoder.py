@@ -41,7 +41,7 @@ class Decoder(ABC):
     def decode(self, values: pa.Array) -> tuple[pa.RecordBatch, list[str | None]]:
         """Return the columns of binary values, and for each unreadable value the reason.
 
-        The columns of a null, and of a value that cannot be read, are null.
+        If a value is null or cannot be read, all columns of its row are null.
 
         Raises
         ------

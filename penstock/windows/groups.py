@@ -50,7 +50,8 @@ class GroupCodec:
     fields : sequence of pyarrow.Field
         The group columns in their order.
     sampling : GroupSampling, optional
-        The rule that decides whether groups repeat.
+        How to decide, from a sample of the rows, whether there are many rows per group. If so, each distinct
+        group is looked up only once.
 
     Raises
     ------

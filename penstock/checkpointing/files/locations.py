@@ -91,7 +91,10 @@ def _reason(error: Exception, uri: str = "") -> str:
 
 @contextlib.contextmanager
 def refusals(fact: str, file: str, uri: str = "") -> Iterator[None]:
-    """Turn errors of a file system into `UnavailableError`, except our own `FileNotFoundError`."""
+    """Convert file-system errors to `UnavailableError`.
+
+    A `FileNotFoundError` whose `filename` is `file` is raised unchanged.
+    """
     try:
         yield
     except FileNotFoundError as error:

@@ -72,7 +72,7 @@ class VariableByte(Codec):
         return Node(self.number, width_code(values), values.size, payload=out[:used], children=children)
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
-        """Return the values of the sub-blocks in the range."""
+        """Return the values from position `start` to before `stop`."""
         first, last, ends = parts_of(node, start, stop, SUB_BLOCK)
         payload = node.payload[ends[first] : ends[last]]
         out = np.empty(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)

@@ -188,7 +188,7 @@ class AdaptiveQueue(KeyedQueue):
         return _extend(self._update_unit(self._update.delta()), meta, block)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state. The first unit has the appended tuples."""
+        """Return the whole current state. The first p-unit also has the tuples that wait in append mode."""
         head, tail = self._appended.head, self._appended.tail
         first, nothing = (self._meta(head), self._block(head)), (self._meta(tail), self._block(tail))
         units = map(self._update_unit, self._update.snapshot())

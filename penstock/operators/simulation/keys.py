@@ -30,7 +30,8 @@ def simulate_keys(scheduler: Scheduler, trace: Trace, cost_us: int, weights: Flo
     scheduler : Scheduler
         A new scheduler.
     weights : float64 array
-        The weights of all keys. A scheduler with weights serves by them.
+        The weights of all keys. They always weight the result. A weighted scheduler also uses them to choose
+        the next key.
     """
     keys = len(weights)
     scheduler.reserve(keys)

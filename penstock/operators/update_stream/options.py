@@ -199,7 +199,7 @@ def check_weight(column: pa.Field[Any]) -> None:
 
 
 def check_by_key(key: Sequence[str], weights: Mapping[Any, Any]) -> None:
-    """Check weights by key value, without types.
+    """Check a mapping from key values to weights. The types of the key values are not checked.
 
     Raises
     ------

@@ -142,13 +142,13 @@ class EventKeys:
         return sorted({int(number) for numbers, _ in distinct for number in np.unique(numbers)})
 
     def keys(self, keys: Keys) -> list[pa.Array[Any]]:
-        """Return the columns of keys. Keys with a null are left out, because no row has one."""
+        """Return the columns of keys. Leave out keys that contain a null: no row of a table can have one."""
         return [one.values for one in _without_nulls(self._combine(keys, keys.origins))]
 
     def values(self, keys: Keys) -> tuple[Numbers, list[tuple[Column, pa.Array[Any]] | None]]:
         """Return the event of each row that keys may name, and the keys' columns; None is an unknown column.
 
-        Keys with a null are left out, because no row has one.
+        Keys that contain a null are left out, because no row of a table can have such a key.
         """
         found = _without_nulls(self._combine(keys, keys.origins))
         events = found[0].events if found else None
@@ -268,7 +268,7 @@ def _drop_hidden_elements(events: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _without_nulls(values: list[_Values]) -> list[_Values]:
-    """Return the columns of keys. Keys with a null are left out, because no row has one."""
+    """Return the columns of keys, without keys that contain a null."""
     if not any(one.values.null_count for one in values):
         return values
     exists = ~np.logical_or.reduce([null_mask(one.values) for one in values])

@@ -83,7 +83,7 @@ class PlainTable:
     spec : TableSpec
         The table.
     journal : list
-        Receives the old row of each change of any table.
+        Before a row changes, its previous content is appended to this list, which all tables share.
     fetch : callable, optional
         Returns the row of a key that is not in the dict; by default there is no such row.
     scan : callable, optional

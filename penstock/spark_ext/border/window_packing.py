@@ -307,8 +307,8 @@ class RowPacker:
     Parameters
     ----------
     schema : pyarrow.Schema
-        The schema of the rows: the time, the groups, and the values of partials under their expressions'
-        names.
+        The schema of the rows: the time column, the group columns, and one column for each aggregated
+        expression, named after the expression.
     fragments : Fragments
         The fragments to make; expressions are column names, or ``*``.
     packer : EntryPacker

@@ -61,9 +61,10 @@ _checked: set[type[Any]] = set()
 
 
 def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "") -> str:
-    """Remember an operator for the checks at its start; return its unique name in Spark's plans.
+    """Register an operator, so that it is checked when its query starts.
 
-    The name contains the operator's `route`, for readers of the plan.
+    Return the unique name of the operator in Spark's plans. The name contains the operator's `route`, for
+    readers of the plan.
     """
     check_starts(spark)
     name = "_".join(part for part in (task.name, route, str(next(_numbers))) if part)

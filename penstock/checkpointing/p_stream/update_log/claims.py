@@ -79,13 +79,13 @@ def claimed_pieces(
 
 
 def needed_segments(commits: Iterable[Commit], claims: Iterable[Claimed]) -> Iterator[str]:
-    """Return the names of the segments of commits, including the commits that claims keep."""
+    """Return the names of all segments that the `commits`, or the commits kept for `claims`, use."""
     kept = (commit for claimed in claims for view in claimed.views for commit in view.commits)
     return segment_names(chain(commits, kept))
 
 
 def segment_names(commits: Iterable[Commit]) -> Iterator[str]:
-    """Return the names of the segments of commits."""
+    """Return the names of all segments that the commits use."""
     return (segment.name for commit in commits for segment in commit.segments)
 
 
