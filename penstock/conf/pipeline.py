@@ -219,7 +219,8 @@ def _read(reference: str) -> Document:
         return read_document(path.read_text(encoding="utf-8"), reference)
     except FileNotFoundError:
         names = example_names()
-        hint = did_you_mean(reference, names, f"the packaged examples are {', '.join(names)}")
+        nearby = [str(path.parent / other.name) for other in sorted(path.parent.glob("*.y*ml"))]
+        hint = did_you_mean(reference, [*nearby, *names], f"the packaged examples are {', '.join(names)}")
         raise PipelineError([describe(reference, (), "there is no such file", hint)]) from None
     except UnicodeDecodeError:
         raise PipelineError([describe(reference, (), "not text in UTF-8")]) from None

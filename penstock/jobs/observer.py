@@ -20,7 +20,6 @@ class Sample:
     at_us: int
     average_ms: float
     p95_ms: float
-    max_ms: float
 
 
 class Observer:
@@ -89,5 +88,4 @@ class Observer:
             moment,
             float(staleness.mean()),
             float(np.percentile(staleness, 95)),
-            float(staleness.max()),
         )

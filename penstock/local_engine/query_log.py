@@ -112,6 +112,8 @@ class QueryLog:
         The checkpoint, on a local disk.
     partitions : int
         Spark's shuffle partitions, for a new checkpoint.
+    kept_batches : int
+        The number of newest micro-batches whose files are kept.
 
     Raises
     ------
@@ -121,7 +123,7 @@ class QueryLog:
         If the checkpoint is damaged.
     """
 
-    def __init__(self, location: str, partitions: int) -> None:
+    def __init__(self, location: str, partitions: int, *, kept_batches: int = _KEPT_BATCHES) -> None:
         path = local_path(location)
         if path is None:
             raise InvalidUsageError(
@@ -130,6 +132,7 @@ class QueryLog:
                 hint="choose a local directory, or engine: spark",
             )
         self.path = path.absolute()
+        self._kept_batches = kept_batches
         if self.path.exists():
             repair_checkpoint(str(self.path), dry_run=False)
         self.id = self._read_id()
@@ -206,7 +209,7 @@ class QueryLog:
                 write_whole(place / f"{batch + 1}.snapshot", encode_pointers(held, waits))
         write_whole(self.path / "commits" / str(batch), f'{_VERSION}\n{{"nextBatchWatermarkMs":0}}'.encode())
         self.committed = batch
-        self._forget(batch - _KEPT_BATCHES)
+        self._forget(batch - self._kept_batches)
 
     def _describe_state(self, *, waits: bool) -> None:
         facts = {

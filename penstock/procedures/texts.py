@@ -16,7 +16,7 @@ __all__ = ["Numbers", "TextNumbers", "interned_values", "wide_bytes"]
 
 Numbers = npt.NDArray[np.int64]
 
-_LEAST_SHARE = 4
+_MAX_TIMES_TO_MARK = 4
 """Sorting numbers is faster than marking them if there are this many times as many texts as numbers."""
 
 
@@ -137,9 +137,12 @@ def _array(texts: list[Any], kind: pa.DataType) -> pa.Array[Any]:
     return pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(words)])
 
 
-def _ranked(numbers: Numbers, limit: int) -> tuple[Numbers, Numbers]:
-    """Return the distinct numbers, all below `limit`, and the position of each number among them."""
-    if limit > _LEAST_SHARE * len(numbers):
+def _ranked(numbers: Numbers, limit: int, *, most_times: int = _MAX_TIMES_TO_MARK) -> tuple[Numbers, Numbers]:
+    """Return the distinct numbers, all below `limit`, and the position of each number among them.
+
+    They are sorted if `limit` is more than `most_times` as large as their number, and marked otherwise.
+    """
+    if limit > most_times * len(numbers):
         return np.unique(numbers, return_inverse=True)
     exists = np.zeros(limit, np.bool_)
     exists[numbers] = True

@@ -49,7 +49,14 @@ from penstock.spark_ext.worker.window_plan import WINDOW, WindowPlan, partials_o
 from penstock.sql.expression import Expression, column
 from penstock.units import window_rows
 
-__all__ = ["RowWindows", "WindowColumns", "pack_windows", "plan_row_windows", "time_unit", "window_output"]
+__all__ = [
+    "CountWindows",
+    "WindowColumns",
+    "make_count_windows",
+    "pack_windows",
+    "time_unit",
+    "window_output",
+]
 
 
 @dataclass(frozen=True)
@@ -235,7 +242,7 @@ def window_output(
 
 
 @dataclass(frozen=True)
-class RowWindows:
+class CountWindows:
     """Windows of rows that Penstock itself projects.
 
     Parameters
@@ -256,7 +263,7 @@ class RowWindows:
     needed: StructType
 
 
-def plan_row_windows(
+def make_count_windows(
     columns: StructType,
     keys: tuple[str, ...],
     time: str,
@@ -268,7 +275,7 @@ def plan_row_windows(
     session: str | timedelta | None,
     unit: TimeUnit | None,
     buckets: int,
-) -> RowWindows:
+) -> CountWindows:
     """Plan windows over rows with these columns; the arguments are as for `penstock.update_window`.
 
     Raises
@@ -302,4 +309,4 @@ def plan_row_windows(
         gap_ms=gap_ms, unit=time_unit(at, time, unit), local=isinstance(at, TimestampNTZType),
         delay_ms=options.delay_ms or 0, wraps=False, buckets=buckets,
     )  # fmt: skip
-    return RowWindows(plan, packer, select, needed)
+    return CountWindows(plan, packer, select, needed)

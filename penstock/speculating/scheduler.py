@@ -155,7 +155,7 @@ class Scheduler:
     def __init__(self, rules: ConflictRules, mode: Mode, *, keeps_order: bool = False) -> None:
         self.rules, self.mode, self._keeps_order = rules, mode, keeps_order
         self._level: Level = "tables" if mode == "tables" else "rows"
-        self.examined = self.eligible = 0
+        self.examined = 0
 
     def _summary(self, one: Transaction, *, estimated: bool) -> Summary:
         key = estimated, self._level
@@ -213,7 +213,6 @@ class Scheduler:
                 continue
             self.examined += 1
             if remaining is None or not self.rules.conflict(self._summary(one, estimated=True), remaining):
-                self.eligible += 1
                 return place
         return None
 

@@ -46,7 +46,6 @@ class TrackingTable:
     steps: Iterable[Step]
     _waiting: dict[Step, list[int]] = field(default_factory=dict)
     _arrived: set[int] = field(default_factory=set)
-    _linked: set[int] = field(default_factory=set)
     _changes: list[Step] = field(default_factory=list)
     out_of_order: bool = False
 
@@ -78,14 +77,8 @@ class TrackingTable:
             self.rules.summarize([step], "rows"), self.rules.summarize(self._changes, "rows")
         ):
             self.out_of_order = True
-        place = places.pop(0)
-        self._linked.add(place)
-        return place
+        return places.pop(0)
 
     def has_arrived(self, place: int) -> bool:
         """Return whether the result of an entry has arrived."""
         return place in self._arrived
-
-    def find_unnecessary(self) -> list[Step]:
-        """Return the queries that ran and were never invoked; they only read, so they are dropped."""
-        return [step for place, step in enumerate(self.steps) if place not in self._linked]

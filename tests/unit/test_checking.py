@@ -63,6 +63,15 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
     assert sorted(text.partition(": ")[0].partition(". ")[0] for text in found) == sorted(starts)
 
 
+def test_a_misspelt_file_is_compared_with_those_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, {})
+    with pytest.raises(PipelineError, match=r"there is no such file. Hint: did you mean 'p\.yaml'\?"):
+        check_pipeline("p.yml", [])
+
+
 def test_fields_that_others_depend_on_are_not_left_out(tmp_path: Path) -> None:
     file = written(tmp_path, {"projection": 7, "queue": {"key": "total", "time": "time"}})
     assert [text.partition(":")[0] for text in problems_of(file)] == ["projection"]

@@ -18,7 +18,6 @@ from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.cli import app
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.jobs.dashboard import history as history_module
 from penstock.jobs.dashboard import storage
 from penstock.jobs.dashboard.app import make_app
 from penstock.jobs.dashboard.dashboard import Dashboard, choose_address
@@ -58,9 +57,8 @@ def test_entries_come_once_and_in_order() -> None:
     assert numbers(history, known + 2) == [5]
 
 
-def test_only_the_newest_entries_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_module, "_MOST_ENTRIES", 3)
-    history = History()
+def test_only_the_newest_entries_are_kept() -> None:
+    history = History(most_entries=3)
     history.add([batch(number) for number in range(10)])
     assert numbers(history) == [7, 8, 9]
     assert numbers(history, 8) == [8, 9]
@@ -84,11 +82,10 @@ def test_a_file_is_followed_over_torn_lines_and_new_files(tmp_path: Path) -> Non
     assert numbers(history, 4) == [5, 6]
 
 
-def test_of_a_long_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_file_the_end_is_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(line(number) for number in range(100, 200)))
-    monkeypatch.setattr(history_module, "_MOST_BYTES", 5 * len(line(100)) + 7)
-    history = History(path)
+    history = History(path, most_bytes=5 * len(line(100)) + 7)
     assert numbers(history) == [195, 196, 197, 198, 199]
     assert history.unreadable == 0
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
@@ -22,13 +23,13 @@ from penstock.errors import (
     InvalidUsageError,
     UnavailableError,
 )
+from penstock.procedures import engine
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
-from penstock.procedures.in_process import command_log
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.request_queue import Request
-from penstock.procedures.workflows import rejections
+from penstock.procedures.workflows.rejections import take_texts
 from penstock.state_store.bucket_store import BucketStore
 from tests.procedures import define, interpreted
 
@@ -95,11 +96,10 @@ def test_a_database_is_reopened_as_it_was(tmp_path: Path, ends: str) -> None:
     opened.close()
 
 
-def test_a_checkpoint_comes_by_itself_and_releases_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command_log, "_CALLS_FOR_CHECKPOINT", 3)
+def test_a_checkpoint_comes_by_itself_and_releases_calls(tmp_path: Path) -> None:
     with bank().open(tmp_path / "bank") as db:
+        assert db._log is not None
+        db._log.calls_for_checkpoint = 3
         db.load("accounts", FIRST)
         for move in moves(1, 9):
             db.call("move", **move)
@@ -127,6 +127,12 @@ def test_a_second_process_fences_the_first(tmp_path: Path) -> None:
         assert rows(third)[1]["balance"] == 97
 
 
+def test_reasons_beyond_the_offsets_of_arrow_are_refused() -> None:
+    assert take_texts(["lost"], np.array([1]), most_bytes=4).to_pylist() == ["lost"]
+    with pytest.raises(InternalError, match="more than 2 GiB"):
+        take_texts(["lost"], np.array([1, 0, 1]), most_bytes=4)
+
+
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_call_with_too_long_reasons_does_not_stay_in_memory_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued: bool
@@ -134,7 +140,11 @@ def test_a_call_with_too_long_reasons_does_not_stay_in_memory_only(
     one = {"source": 1, "target": 2, "amount": 3, "note": "lost"}
     with bank().open(tmp_path / "bank") as db:
         db.load("accounts", FIRST)
-        monkeypatch.setattr(rejections, "_MOST_BYTES", 4)
+
+        def fail(*_: object) -> pa.Array[Any]:
+            raise InternalError("the reasons for rejections of one batch take more than 2 GiB")
+
+        monkeypatch.setattr(engine, "rejections", fail)
         made = [one, one | {"amount": 1000}]
         with pytest.raises(InternalError, match="more than 2 GiB"):
             if queued:

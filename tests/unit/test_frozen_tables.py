@@ -51,11 +51,10 @@ def test_it_holds_the_rows_of_the_moment(seed: int) -> None:
     assert len({then.num_rows for _, then in frozen}) > 5
 
 
-@pytest.mark.parametrize("share", [0, 1 << 30])
-def test_distinct_numbers_are_marked_or_sorted(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "_LEAST_SHARE", share)
+@pytest.mark.parametrize("most_times", [0, 1 << 30])
+def test_distinct_numbers_are_marked_or_sorted(most_times: int) -> None:
     numbers = np.random.default_rng(3).integers(0, 500, 300)
-    used, places = texts._ranked(numbers, 1000)
+    used, places = texts._ranked(numbers, 1000, most_times=most_times)
     assert used.tolist() == sorted(set(numbers.tolist()))
     assert used[places].tolist() == numbers.tolist()
 

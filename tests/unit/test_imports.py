@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -281,6 +282,22 @@ def test_a_fail_point_without_a_marker_fires_every_time(monkeypatch: pytest.Monk
 def test_an_unknown_fail_point_is_refused() -> None:
     with pytest.raises(ValueError, match="nowhere"):
         _failpoints._parse_armed("nowhere=kill")
+
+
+# Names of modules that tests replace but that are no thresholds: caches, registries, versions.
+REPLACED = {"_ARMED", "_CACHE", "_CHECKED", "_CHOICES", "_LANGUAGE", "_NEEDED", "_RELEASES"}
+
+
+def test_no_test_patches_a_private_threshold() -> None:
+    patched = {}
+    for path in sorted((PACKAGE.parent / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "setattr":
+                texts = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
+                names = [text.rpartition(".")[2] for text in texts if not text.startswith("benchmarks.")]
+                found = [name for name in names if re.fullmatch("_[A-Z][A-Z0-9_]+", name)]
+                patched.update({f"{path.name}:{node.lineno}": name for name in found if name not in REPLACED})
+    assert patched == {}, "pass the threshold in"
 
 
 def test_the_package_tells_its_names() -> None:

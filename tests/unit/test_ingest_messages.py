@@ -21,7 +21,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.jobs.ingest import Settings, Totals, ingest_sources, mqtt
+from penstock.jobs.ingest import Settings, Totals, ingest_sources
 from penstock.jobs.ingest.messages import Message, Messages, MessageSource
 from penstock.jobs.ingest.mqtt import MqttMessages
 from penstock.jobs.ingest.records import CsvDialect, JsonDialect
@@ -175,12 +175,9 @@ def test_no_message_is_lost_while_the_command_or_the_broker_is_killed(
     assert _numbers(place)[before:] == [-1]
 
 
-def test_a_broker_sends_no_more_than_may_wait_for_their_acknowledgements(
-    broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mqtt, "_MOST_UNACKNOWLEDGED", 10)
+def test_a_broker_sends_no_more_than_may_wait_for_their_acknowledgements(broker: Mosquitto) -> None:
     received: list[Message] = []
-    messages = MqttMessages(_url(broker), "slow")
+    messages = MqttMessages(_url(broker), "slow", most_waiting=10)
     try:
 
         def is_subscribed() -> bool:

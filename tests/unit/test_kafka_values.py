@@ -324,7 +324,7 @@ def test_a_file_that_holds_no_descriptors_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_PAUSES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(client, "pause", lambda seconds: None)
 
 
 @pytest.mark.usefixtures("short_pauses")

@@ -35,10 +35,12 @@ from penstock.jobs.pipelines.places import check_places
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.local_engine.file_formats import file_reader
 from penstock.local_engine.outputs import MemoryOutput, ParquetOutput
-from penstock.local_engine.query_log import EntryLog
+from penstock.local_engine.query_log import EntryLog, QueryLog
 from penstock.monitoring import opentelemetry
 from penstock.monitoring.prometheus import PrometheusServer
+from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.worker.bucket_task import BucketTask, ServedBucket
+from penstock.state_store.lineage import FileId, Pointer
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
 QUEUE = {"key": "k", "time": "t"}
@@ -589,15 +591,15 @@ def test_a_checkpoint_of_another_pipeline_is_refused(tmp_path: Path) -> None:
         run_to_end(pipeline(tmp_path, queue=QUEUE | {"buckets": 7}))
 
 
-def test_old_files_of_a_checkpoint_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.local_engine.query_log._KEPT_BATCHES", 3)
-    append(tmp_path / "in", updates(300))
-    totals = run_to_end(pipeline(tmp_path, queue=QUEUE | {"budget": 2}))
-    assert totals.batches == 10
-    home = tmp_path / "checkpoint" / "queries" / "results"
-    for log in ("offsets", "commits"):
-        assert sorted(int(path.name) for path in (home / log).iterdir()) == [7, 8, 9]
-    assert len(list((home / "state" / "0" / "0").glob("*.snapshot"))) <= 4
+def test_old_files_of_a_checkpoint_are_deleted(tmp_path: Path) -> None:
+    log = QueryLog(str(tmp_path), 2, kept_batches=3)
+    for batch in range(10):
+        log.plan(batch, [{"row": batch}])
+        log.commit(batch, {label: Pointer(batch + 1, FileId("f" * 32)) for label in bucket_labels(4)}, ())
+    for name in ("offsets", "commits"):
+        assert sorted(int(path.name) for path in (tmp_path / name).iterdir()) == [7, 8, 9]
+    assert len(list((tmp_path / "state" / "0" / "0").glob("*.snapshot"))) <= 4
+    assert len(QueryLog(str(tmp_path), 2).pointers(4)) == 4
 
 
 def test_the_command_runs_a_pipeline_on_the_engine_that_it_names(tmp_path: Path) -> None:

@@ -174,14 +174,13 @@ def test_virtual_times_and_costs_of_merged_queues_are_on_one_scale() -> None:
     assert one.queues[0].measured_cost_us == 10.0
 
 
-def test_a_large_bucket_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_bucket_is_written_in_parts(tmp_path: Path) -> None:
     one = Buckets(STREAM, Policy.FIFO, 1)
     one.enqueue([Update(key, 0, key) for key in range(100)], 0)
     one.serve(30, 0)
-    monkeypatch.setattr("penstock.operators.queues.repartition._UNIT_KEYS", 16)
     state = read_state(one.units[0], STREAM.key)
     store = BucketStore(LocalFiles(tmp_path), snapshots=SnapshotRule(max_deltas=2))
-    pointer = store.publish_first(FileId("first"), state.units())
+    pointer = store.publish_first(FileId("first"), state.units(most_keys=16))
     queue = one.new(1)
     handle = store.load(pointer, queue)
     assert (len(handle.links), handle.base) == (7, 7)

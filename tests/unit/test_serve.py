@@ -25,7 +25,6 @@ from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.replicas.lag import Lag
-from penstock.procedures.served import client as served_client
 from penstock.procedures.served.messages import CALL, to_stream
 from penstock.procedures.served.server import DatabaseServer
 from tests.procedures import define
@@ -96,10 +95,8 @@ def test_a_client_calls_runs_and_reads(client: penstock.DatabaseClient, db: Open
     assert client.sql("SELECT sum(balance)::bigint AS s FROM accounts").to_pylist() == [{"s": 240}]
 
 
-def test_large_tables_are_sent_in_parts(
-    client: penstock.DatabaseClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served_client, "_RUN_BYTES", 100)
+def test_large_tables_are_sent_in_parts(client: penstock.DatabaseClient) -> None:
+    client.part_bytes = 100
     results = client.run("pay", {"id": [1] * 50, "amount": [1] * 50})
     assert results["left"].to_pylist() == list(range(99, 49, -1))
 

@@ -14,7 +14,7 @@ import penstock
 from penstock.errors import FencedError, InvalidUsageError, UnavailableError
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
-from penstock.procedures.in_process import command_log, request_queue
+from penstock.procedures.in_process import request_queue
 from penstock.procedures.in_process.request_queue import Request, RequestQueue
 from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
 from tests.procedures import define, interpreted
@@ -225,11 +225,10 @@ def test_a_full_queue_refuses_or_waits() -> None:
         queue.put(Request("move", {}))
 
 
-def test_calls_reach_the_p_stream_and_the_log_ahead_of_it_stays_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command_log, "_CALLS_FOR_CHECKPOINT", 50)
+def test_calls_reach_the_p_stream_and_the_log_ahead_of_it_stays_small(tmp_path: Path) -> None:
     with bank().open(tmp_path / "bank") as db:
+        assert db._log is not None
+        db._log.calls_for_checkpoint = 50
         db.load("accounts", FIRST)
         for move in moves(120):
             db.submit("move", **move).result()

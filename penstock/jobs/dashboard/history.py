@@ -18,7 +18,6 @@ __all__ = ["History"]
 
 _MOST_ENTRIES: Final = 20_000
 _MOST_BYTES: Final = 16 << 20
-"""The bytes at the end of a metrics file that are read first, and the most bytes that one call reads."""
 
 
 class History:
@@ -30,14 +29,21 @@ class History:
     ----------
     file : Path, optional
         A metrics file to follow, which need not exist yet.
+    most_entries : int
+        The number of newest entries that are kept.
+    most_bytes : int
+        The bytes at the end of a metrics file that are read first, and the most bytes that one call reads.
     """
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(
+        self, file: Path | None = None, *, most_entries: int = _MOST_ENTRIES, most_bytes: int = _MOST_BYTES
+    ) -> None:
         self.session = new_id()
         """Changes whenever the entries are numbered anew."""
         self._file = file
         self._lock = threading.Lock()
-        self._entries: deque[dict[str, Any]] = deque(maxlen=_MOST_ENTRIES)
+        self._entries: deque[dict[str, Any]] = deque(maxlen=most_entries)
+        self._most_bytes = most_bytes
         self._number = 0
         self._inode = -1
         self._at = 0
@@ -79,12 +85,12 @@ class History:
             facts = os.fstat(file.fileno())
             if facts.st_ino != self._inode or facts.st_size < self._at:
                 # The file was replaced or emptied.
-                self._inode, self._at = facts.st_ino, max(facts.st_size - _MOST_BYTES, 0)
+                self._inode, self._at = facts.st_ino, max(facts.st_size - self._most_bytes, 0)
                 if self._at:
                     file.seek(self._at)
                     self._at += len(file.readline())
             file.seek(self._at)
-            text = file.read(_MOST_BYTES)
+            text = file.read(self._most_bytes)
         whole = text.rfind(b"\n") + 1
         self._at += whole
         for line in text[:whole].splitlines():

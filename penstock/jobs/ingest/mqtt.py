@@ -48,7 +48,7 @@ class MqttMessages(Messages):
 
     acknowledges = True
 
-    def __init__(self, url: str, client: str) -> None:
+    def __init__(self, url: str, client: str, *, most_waiting: int = _MOST_UNACKNOWLEDGED) -> None:
         need_extra("mqtt", "reading from MQTT")
         from paho.mqtt.client import Client, MQTTv5
         from paho.mqtt.enums import CallbackAPIVersion
@@ -57,7 +57,7 @@ class MqttMessages(Messages):
 
         parts, port, self._filter = _parse(url)
         self.name = f"{parts.scheme}://{parts.hostname}:{port}/{self._filter}"
-        self._queue: queue.Queue[tuple[int, Any]] = queue.Queue(_MOST_UNACKNOWLEDGED)
+        self._queue: queue.Queue[tuple[int, Any]] = queue.Queue(most_waiting)
         self._received: list[tuple[int, Any]] = []
         self._connection = 0
         self._refusal: str | None = None
@@ -73,7 +73,7 @@ class MqttMessages(Messages):
         self._client.on_message = lambda client, data, message: self._queue.put((self._connection, message))
         session = Properties(PacketTypes.CONNECT)
         session.SessionExpiryInterval = _SESSION_S
-        session.ReceiveMaximum = _MOST_UNACKNOWLEDGED
+        session.ReceiveMaximum = most_waiting
         try:
             self._client.connect(parts.hostname or "", port, clean_start=False, properties=session)
         except OSError as error:

@@ -239,10 +239,10 @@ class CsvRecords(Records):
 
     def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the ends of lines; a line break between quotes is not an end."""
-        octets = np.frombuffer(content, np.uint8)
-        ends = np.flatnonzero(octets == _NEWLINE[0])
+        codes = np.frombuffer(content, np.uint8)
+        ends = np.flatnonzero(codes == _NEWLINE[0])
         if self._dialect.multiline:
-            quotes = np.flatnonzero(octets == _QUOTE[0])
+            quotes = np.flatnonzero(codes == _QUOTE[0])
             ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
         return ends + 1
 
@@ -376,8 +376,8 @@ class ArrayRecords(JsonRecords):
 
     def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the ends of elements: after their commas, and after the array's bracket."""
-        octets, depth = _outside_text(content)
-        ends = np.flatnonzero(((octets == _COMMA) & (depth == 0)) | ((octets == ord("]")) & (depth < 0)))
+        codes, depth = _outside_text(content)
+        ends = np.flatnonzero(((codes == _COMMA) & (depth == 0)) | ((codes == ord("]")) & (depth < 0)))
         return ends + 1
 
     def cut(self, content: bytes) -> int:
@@ -386,10 +386,10 @@ class ArrayRecords(JsonRecords):
 
     def _lines(self, content: bytes) -> bytes:
         """Return the elements on separate lines, with each byte at its offset."""
-        octets, depth = _outside_text(content)
-        lines = np.where(octets == _NEWLINE[0], np.uint8(ord(" ")), np.frombuffer(content, np.uint8))
-        lines[(octets == _COMMA) & (depth == 0)] = _NEWLINE[0]
-        lines[(octets == ord("]")) & (depth < 0)] = ord(" ")
+        codes, depth = _outside_text(content)
+        lines = np.where(codes == _NEWLINE[0], np.uint8(ord(" ")), np.frombuffer(content, np.uint8))
+        lines[(codes == _COMMA) & (depth == 0)] = _NEWLINE[0]
+        lines[(codes == ord("]")) & (depth < 0)] = ord(" ")
         return lines.tobytes()
 
 
@@ -398,10 +398,10 @@ def _outside_text(
 ) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int32]]]:
     """Return the bytes with quoted bytes set to 0, and the bracket depth of each byte."""
     plain = _ESCAPED.sub(b"  ", content) if b"\\" in content else content
-    octets = np.frombuffer(plain, np.uint8)
-    quotes = octets == _QUOTE[0]
+    codes = np.frombuffer(plain, np.uint8)
+    quotes = codes == _QUOTE[0]
     within = np.logical_xor.accumulate(quotes) | quotes
-    outside = np.where(within, np.uint8(0), octets)
+    outside = np.where(within, np.uint8(0), codes)
     opening = (outside == ord("{")) | (outside == ord("["))
     closing = (outside == ord("}")) | (outside == ord("]"))
     depth = np.cumsum(opening.view(np.int8) - closing.view(np.int8), dtype=np.int32)

@@ -78,11 +78,11 @@ class QueueState:
             hashes=self.hashes[mask],
         )
 
-    def units(self) -> Iterator[PUnit]:
-        """Return the state as units of bounded size, at least one."""
+    def units(self, most_keys: int = _UNIT_KEYS) -> Iterator[PUnit]:
+        """Return the state as units of bounded size and at most `most_keys` keys, at least one."""
         count = self.records.num_rows
         size_bytes = self.records.nbytes + self.waiting.nbytes
-        step = max(min(_UNIT_KEYS, count * _UNIT_BYTES // max(size_bytes, 1)), 1)
+        step = max(min(most_keys, count * _UNIT_BYTES // max(size_bytes, 1)), 1)
         for begin in range(0, max(count, 1), step):
             first, last = np.searchsorted(self.places, [begin, begin + step]).tolist()
             rows = _one_batch(self.waiting.slice(first, last - first))

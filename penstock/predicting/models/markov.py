@@ -15,7 +15,7 @@ __all__ = ["ABORT", "BEGIN", "COMMIT", "MarkovModel", "Query", "State", "bits"]
 
 BEGIN, COMMIT, ABORT = range(3)
 """The first three vertices of each model."""
-_ENOUGH = 1e-9
+_CONVERGED = 1e-9
 _MOST_SWEEPS = 1_000
 _LEAST_VISITS = 20
 
@@ -175,7 +175,7 @@ class MarkovModel:
             np.bitwise_count(used) <= 1,
         )
         for _ in range(_MOST_SWEEPS):
-            if sweep_tables(*arrays, scalars, tables) < _ENOUGH:
+            if sweep_tables(*arrays, scalars, tables) < _CONVERGED:
                 break
         self.abort, self.single = scalars[:, 0], scalars[:, 1]
         self.reads, self.changes, self.finish = (tables[:, :, place] for place in range(3))

@@ -104,6 +104,11 @@ class CommandLog:
     interval_s : float
         How long calls wait so that other calls become durable in the same sync.
 
+    Attributes
+    ----------
+    calls_for_checkpoint : int
+        The calls since the last checkpoint after which another is due.
+
     Raises
     ------
     InvalidUsageError
@@ -121,6 +126,7 @@ class CommandLog:
         tables: Iterable[TableSpec],
         interval_s: float = 0.0,
     ) -> None:
+        self.calls_for_checkpoint = _CALLS_FOR_CHECKPOINT
         self._files = open_files(location)
         self._tables = tuple(tables)
         check_tables(self._files.child("tables"), name, self._tables, create=True)
@@ -294,7 +300,7 @@ class CommandLog:
     @property
     def checkpoint_is_due(self) -> bool:
         """Whether repeating the calls since the last checkpoint would take long."""
-        return self._bytes > _BYTES_FOR_CHECKPOINT or self._calls > _CALLS_FOR_CHECKPOINT
+        return self._bytes > _BYTES_FOR_CHECKPOINT or self._calls > self.calls_for_checkpoint
 
     def checkpoint(self, state: State) -> None:
         """Store a version of the tables, and release its calls. No call is appended meanwhile."""

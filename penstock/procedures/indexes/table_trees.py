@@ -17,7 +17,7 @@ __all__ = ["TableTrees"]
 Columns = Sequence[npt.NDArray[Any]]
 Nulls = Sequence[npt.NDArray[np.bool_] | None]
 
-_MOST = np.iinfo(np.int64).max
+_GREATEST_WORD = np.iinfo(np.int64).max
 
 
 class TableTrees:
@@ -148,4 +148,4 @@ def _words(values: npt.NDArray[Any]) -> Numbers:
         return values.astype(np.int64)
     wide = values.astype(np.float64) + 0.0
     bits = wide.view(np.int64)
-    return np.where(np.isnan(wide), _MOST, np.where(bits < 0, bits ^ _MOST, bits))
+    return np.where(np.isnan(wide), _GREATEST_WORD, np.where(bits < 0, bits ^ _GREATEST_WORD, bits))

@@ -50,6 +50,11 @@ class DatabaseClient:
     timeout : str or timedelta
         The maximum time to wait for an answer.
 
+    Attributes
+    ----------
+    part_bytes : int
+        The size of the parts in which `run` sends a large table.
+
     Raises
     ------
     InvalidUsageError
@@ -64,6 +69,7 @@ class DatabaseClient:
         certificates: bytes | None = None,
         timeout: str | timedelta = "30s",
     ) -> None:
+        self.part_bytes = _RUN_BYTES
         self.uri = uri
         self._timeout_s = parse_duration_us(timeout) / 1e6
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
@@ -166,7 +172,7 @@ class DatabaseClient:
         """
         rows = as_arrow(events, owner=procedure)
         rows = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        count = max(int(len(rows) * _RUN_BYTES / max(rows.nbytes, 1)), 2)
+        count = max(int(len(rows) * self.part_bytes / max(rows.nbytes, 1)), 2)
         parts = [rows.slice(begin, count) for begin in range(0, max(len(rows), 1), count)]
         return pa.concat_tables(
             [self._act(CALL, _named(part, procedure)) for part in parts], promote_options="default"

@@ -59,19 +59,21 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
     return take_texts(texts, np.where(rejection_counts > 0, places + 1, 0))
 
 
-def take_texts(texts: Sequence[str], numbers: npt.NDArray[np.int64]) -> pa.Array[Any]:
+def take_texts(
+    texts: Sequence[str], numbers: npt.NDArray[np.int64], *, most_bytes: int = _MOST_BYTES
+) -> pa.Array[Any]:
     """Return the texts of numbers: null for 0, the first text for 1.
 
     Raises
     ------
     InternalError
-        If the texts take more than 2 GiB.
+        If the texts take more than `most_bytes`: 2 GiB, which Arrow's offsets reach.
     """
     encoded = [b"", *(text.encode() for text in texts)]
     sizes = np.array([len(text) for text in encoded])
     offsets = np.empty(len(numbers) + 1, np.int32)
     size_bytes = add_sizes(numbers, sizes, offsets)
-    if size_bytes > _MOST_BYTES:
+    if size_bytes > most_bytes:
         # Not `InvalidUsageError`: that leaves tables unchanged, and here the transactions have run.
         raise InternalError(
             "the reasons for rejections of one batch take more than 2 GiB",

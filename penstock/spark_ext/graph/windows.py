@@ -25,7 +25,7 @@ from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.types import as_arrow_of_spark, same_types, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker, add_rows, row_fragmenter
 from penstock.spark_ext.sources.pushed import look_up_fragments
-from penstock.spark_ext.window_plans import RowWindows, plan_row_windows
+from penstock.spark_ext.window_plans import CountWindows, make_count_windows
 from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
@@ -180,7 +180,7 @@ def plan_count_windows(node: Aggregate, rows: DataFrame, buckets: int) -> Planne
     return replace(planned, plan=_in_graph(planned.plan, node, window))
 
 
-def plan_local_windows(node: Aggregate, columns: StructType, buckets: int) -> RowWindows:
+def plan_local_windows(node: Aggregate, columns: StructType, buckets: int) -> CountWindows:
     """Do `plan_count_windows` for rows with given columns; needs no Spark session.
 
     Raises
@@ -189,7 +189,8 @@ def plan_local_windows(node: Aggregate, columns: StructType, buckets: int) -> Ro
         If only Spark can determine the type of an expression.
     """
     window, arguments = _arguments(node)
-    planned = plan_row_windows(columns, *arguments, session=_gap(window), unit=_unit(window), buckets=buckets)
+    gap, unit = _gap(window), _unit(window)
+    planned = make_count_windows(columns, *arguments, session=gap, unit=unit, buckets=buckets)
     return replace(planned, plan=_in_graph(planned.plan, node, window))
 
 

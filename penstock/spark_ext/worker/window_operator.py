@@ -105,7 +105,7 @@ class WindowOperator:
         The windows to emit, and when; the budget is for all buckets together.
     weights : str or KeyWeights, optional
         See `UpdateWindows`.
-    closing : Closing, optional
+    closing : WindowEmitter, optional
         The processing of windows before they are emitted, in append mode.
     late : LateStream, optional
         Writes the dropped rows into a p-stream.

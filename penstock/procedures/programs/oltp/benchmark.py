@@ -25,7 +25,6 @@ __all__ = ["START", "Draws", "OltpBenchmark", "decimals", "table_of", "times"]
 START = 1_600_000_000_000_000
 """The time of the first rows and requests, in microseconds."""
 
-Letters = NDArray[np.uint8]
 
 _POOL = 512
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", np.uint8)
