@@ -270,6 +270,15 @@ def open_session(
     return spark, True
 
 
+def _stop(spark: SparkSession, signals: StopSignals) -> None:
+    """Stop a session, unless a signal to all processes has already ended its JVM."""
+    try:
+        spark.stop()
+    except (Py4JError, ConnectionError) as error:
+        if signals.received is None or not is_without_answer(error):
+            raise
+
+
 @contextmanager
 def session(
     settings: Mapping[str, str] | None = None,
@@ -330,7 +339,7 @@ def session(
                 if is_own:
                     if is_connect(opened):
                         remove_metrics(opened)
-                    opened.stop()
+                    _stop(opened, signals)
                     remove_metrics(opened, stopped=True)
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGINT) from None

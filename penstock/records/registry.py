@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
+from penstock._clock import pause
 from penstock.errors import InvalidUsageError, UnavailableError, hide_value
 
 __all__ = ["RegisteredSchema", "SchemaRegistry", "UnknownSchemaError"]
@@ -148,7 +148,7 @@ def _get(registry: SchemaRegistry, path: str) -> dict[str, Any]:
                 raise _no_registry(registry, path)
             return found
         if pause_s is not None:
-            threading.Event().wait(pause_s)  # a growing pause spares a starting registry
+            pause(pause_s)  # a growing pause spares a starting registry
     raise UnavailableError(
         "the schema registry does not answer", registry=registry.url, path=path, reason=reason
     )

@@ -588,13 +588,14 @@ def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: P
         "--set=source.rows_per_second=1000",
     ]
     lasts = []
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number, to_all in ((signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGTERM, True)):
         child = subprocess.Popen(
             command,
             cwd=_ROOT,
             env=environment() | {"PYTHONPATH": str(_ROOT)},
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         assert child.stderr is not None
         batches = []
@@ -604,7 +605,7 @@ def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: P
             if line.startswith("batch"):
                 batches.append(int(line.split()[1]))
                 if len(batches) == 2:
-                    child.send_signal(number)
+                    (os.killpg if to_all else os.kill)(child.pid, number)
         child.stderr.close()
         assert child.wait() == 128 + number, "".join(lines)
         assert f"stopped by {number.name}\n" in lines

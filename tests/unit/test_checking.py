@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import yaml
@@ -16,10 +17,13 @@ from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.cli import app
 from penstock.conf.document import PipelineError
 from penstock.dataflow.checkpoint import graph_document
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.checking import check_pipeline
 from penstock.jobs.pipelines import run
+from penstock.jobs.pipelines.batches import Totals
 from penstock.jobs.pipelines.graph import graph_of
+from penstock.jobs.signals import StopSignals
+from penstock.spark_ext.graph.handle import RunningGraph
 from penstock.state_store.location import SPECIFICATION_FILE
 
 BASE: dict[str, Any] = {
@@ -116,6 +120,20 @@ def test_what_is_wrong_with_data_has_another_exit_code_than_a_wrong_pipeline(tmp
     assert ran.exit_code == 1
     assert ran.stderr.startswith("rows with a null (or NaN) key, time or arrival: ")
     assert CliRunner().invoke(app, [*command, "--set", "queue.key=j"]).exit_code == 2
+
+
+def test_a_signal_that_also_ends_the_jvm_is_a_stop_and_no_failure() -> None:
+    class Graph:
+        queries: ClassVar[dict[str, object]] = {}
+
+        def await_termination(self, timeout: float) -> bool:
+            raise UnavailableError("the JVM of Spark's driver does not answer")
+
+    graph, signals = cast("RunningGraph", Graph()), StopSignals()
+    with pytest.raises(UnavailableError):
+        run._follow_graph(graph, lambda batch: None, signals)
+    signals.received = signal.SIGTERM
+    assert run._follow_graph(graph, lambda batch: None, signals) == Totals(signal=signal.SIGTERM)
 
 
 def test_a_query_that_fails_marks_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import pytest
 from penstock._durable import appended
 from penstock._durable.appended import AppendedFile
 from penstock.errors import CorruptDataError, FencedError, UnavailableError
-from penstock.procedures.in_process import write_ahead_log
 from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
 
 
@@ -138,11 +137,8 @@ def test_a_session_is_fenced_by_the_next_even_if_that_one_is_gone(tmp_path: Path
         log.close()
 
 
-@pytest.fixture
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill parts with few zeros, and early."""
-    monkeypatch.setattr(write_ahead_log, "_LEAST_FOR_ROOM", 1)
-    monkeypatch.setattr(write_ahead_log, "_ROOM_BYTES", 6 << 10)
+LITTLE_ROOM = {"bytes_before_room": 1, "part_bytes": 6 << 10}
+"""Fill parts with few zeros, and early."""
 
 
 def wait_for_room(log: WriteAheadLog) -> None:
@@ -150,9 +146,8 @@ def wait_for_room(log: WriteAheadLog) -> None:
     log._next.result()
 
 
-@pytest.mark.usefixtures("little_room")
 def test_a_log_goes_on_in_parts_of_zeros_and_is_read_in_order(tmp_path: Path) -> None:
-    log = WriteAheadLog(tmp_path)
+    log = WriteAheadLog(tmp_path, **LITTLE_ROOM)
     counts = COUNTS * 4
     sizes = set()
     for number, offset in enumerate(sum(counts[:n]) for n in range(len(counts))):
@@ -165,7 +160,7 @@ def test_a_log_goes_on_in_parts_of_zeros_and_is_read_in_order(tmp_path: Path) ->
     assert 6 << 10 in sizes
     log.close()
     assert read(tmp_path) == prefix(counts, len(counts))
-    log = WriteAheadLog(tmp_path)
+    log = WriteAheadLog(tmp_path, **LITTLE_ROOM)
     assert list(log.read_earlier()) == prefix(counts, len(counts))
     log.append(sum(counts), calls(0, 1))
     log.begin_part()
@@ -173,15 +168,14 @@ def test_a_log_goes_on_in_parts_of_zeros_and_is_read_in_order(tmp_path: Path) ->
     log.close()
 
 
-@pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("how", ["append", "begin_part"])
 def test_a_fenced_session_goes_on_in_no_new_part(tmp_path: Path, how: str) -> None:
-    old = WriteAheadLog(tmp_path)
+    old = WriteAheadLog(tmp_path, **LITTLE_ROOM)
     old.append(0, calls(0, 1))
     old.append(1, calls(1, 1))
     wait_for_room(old)
     next_part = tmp_path / old._part.following.name
-    newer = WriteAheadLog(tmp_path)
+    newer = WriteAheadLog(tmp_path, **LITTLE_ROOM)
     assert [offset for offset, _ in newer.read_earlier()] == [0, 1]
     newer.begin_part()
     assert not next_part.exists()
@@ -198,11 +192,10 @@ def test_a_fenced_session_goes_on_in_no_new_part(tmp_path: Path, how: str) -> No
     old.close()
 
 
-@pytest.mark.usefixtures("little_room")
 def test_an_error_in_the_next_part_is_an_error_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = WriteAheadLog(tmp_path)
+    log = WriteAheadLog(tmp_path, **LITTLE_ROOM)
 
     def refuse(*_: object) -> None:
         raise OSError(28, "no space")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
@@ -35,7 +35,7 @@ from penstock.spark_ext.api.metrics import (
 )
 from penstock.spark_ext.api.register import listen, wait_for_metrics
 from penstock.spark_ext.api.stopping import stop_between_batches
-from penstock.spark_ext.border.connection import is_writer
+from penstock.spark_ext.border.connection import Py4JError, is_writer
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
 from penstock.spark_ext.worker.restart import start_again, was_available_now
@@ -230,17 +230,19 @@ def _follow_graph(
     while not ended:
         try:
             ended = running.await_termination(_POLL_S)
-        except PenstockError as error:
-            raise error from None  # the error's text names the cause
-        if signals.received is not None:
-            running.stop()
-            ended = True
-        starts = running.starts(RESULTS)
-        batches = [] if reader is None else reader.new()
-        for query in starts[followed:]:  # the earlier ones have ended
-            reader = _BatchReader(query)
-            batches += reader.new()
-        followed = len(starts)
+            if signals.received is not None:
+                running.stop()
+                ended = True
+            starts = running.starts(RESULTS)
+            batches = [] if reader is None else reader.new()
+            for query in starts[followed:]:  # the earlier ones have ended
+                reader = _BatchReader(query)
+                batches += reader.new()
+            followed = len(starts)
+        except (PenstockError, PySparkException, Py4JError, ConnectionError) as error:
+            if signals.received is None:
+                raise error from None  # the error's text names the cause
+            break  # a signal to all processes, such as systemd's, ended the JVM or a worker, too
         for batch in batches:
             totals = totals.plus(batch)
             on_batch(batch)
@@ -313,7 +315,11 @@ def run(
                 error.while_running = True
             raise
     if isinstance(running, RunningGraph):
-        wait_for_metrics(running.queries.values())
+        try:
+            wait_for_metrics(running.queries.values())
+        except (Py4JError, ConnectionError):
+            if totals.signal is None:
+                raise
     if on_batch is None:
         print(summary_line(totals), file=sys.stderr, flush=True)
     return totals

@@ -81,6 +81,10 @@ class WriteAheadLog:
     ----------
     directory : Path
         The directory, which is created if it does not exist.
+    bytes_before_room : int
+        The size of the first part after which the next part is filled with zeros.
+    part_bytes : int
+        The size of a part that is filled with zeros.
 
     Raises
     ------
@@ -88,8 +92,11 @@ class WriteAheadLog:
         If the file system refuses.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, *, bytes_before_room: int = _LEAST_FOR_ROOM, part_bytes: int = _ROOM_BYTES
+    ) -> None:
         self._directory = directory
+        self._bytes_before_room, self._part_bytes = bytes_before_room, part_bytes
         _durable.make_directory(directory)
         self._room_bytes = 0
         self._threads: Threads | None = None
@@ -137,15 +144,15 @@ class WriteAheadLog:
         """Go on with the next part if this one has no room for a record, and the next one is ready."""
         used = self._file.size_bytes
         if self._next is None:
-            if used < (self._room_bytes // 2 or _LEAST_FOR_ROOM):
+            if used < (self._room_bytes // 2 or self._bytes_before_room):
                 return
             self._threads = self._threads or Threads(1, "penstock-log-room")
-            self._next = self._threads.submit(self._create, self._part.following, _ROOM_BYTES)
+            self._next = self._threads.submit(self._create, self._part.following, self._part_bytes)
         if self._next.done() and self._room_bytes - used < size_bytes:
             file, self._next = self._next.result(), None
             if self._file is not self._oldest:
                 self._file.close()
-            self._use(file, _ROOM_BYTES)
+            self._use(file, self._part_bytes)
 
     def _use(self, file: AppendedFile, room_bytes: int) -> None:
         self._file, self._part, self._room_bytes = file, self._part.following, room_bytes
@@ -178,7 +185,7 @@ class WriteAheadLog:
             If the file system refuses.
         """
         made, self._next = self._next, None
-        room_bytes = 0 if made is None else _ROOM_BYTES
+        room_bytes = 0 if made is None else self._part_bytes
         file = self._create(self._part.following) if made is None else made.result()
         try:
             self._check_newest()  # the next session deletes parts that exist when it begins
