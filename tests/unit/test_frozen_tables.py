@@ -63,16 +63,21 @@ def test_transactions_run_while_a_snapshot_is_converted(monkeypatch: pytest.Monk
     database = penstock.database("bank")
     database.table("t", "id bigint, text string", key="id")
     entered, go = threading.Event(), threading.Event()
-    real = TableRows._batch
+    real = TableRows.freeze
 
-    def slow(self: TableRows, *given: object) -> pa.RecordBatch:
-        entered.set()
-        assert go.wait(60)
-        return real(self, *given)  # type: ignore[arg-type]
+    def freeze(self: TableRows) -> Callable[[], pa.RecordBatch]:
+        convert = real(self)
+
+        def slow() -> pa.RecordBatch:
+            entered.set()
+            assert go.wait(60)
+            return convert()
+
+        return slow
 
     with database.open() as db:
         db.load("t", {"id": [1], "text": ["before"]})
-        monkeypatch.setattr(TableRows, "_batch", slow)
+        monkeypatch.setattr(TableRows, "freeze", freeze)
         found: list[pa.Table] = []
         reader = threading.Thread(target=lambda: found.append(db.table("t")))
         reader.start()

@@ -40,7 +40,7 @@ from penstock.monitoring import opentelemetry
 from penstock.monitoring.prometheus import PrometheusServer
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.worker.bucket_task import BucketTask, ServedBucket
-from penstock.state_store.lineage import FileId, Pointer
+from penstock.state_store.lineage import FileId, Pointer, Version
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
 QUEUE = {"key": "k", "time": "t"}
@@ -595,7 +595,9 @@ def test_old_files_of_a_checkpoint_are_deleted(tmp_path: Path) -> None:
     log = QueryLog(str(tmp_path), 2, kept_batches=3)
     for batch in range(10):
         log.plan(batch, [{"row": batch}])
-        log.commit(batch, {label: Pointer(batch + 1, FileId("f" * 32)) for label in bucket_labels(4)}, ())
+        log.commit(
+            batch, {label: Pointer(Version(batch + 1), FileId("f" * 32)) for label in bucket_labels(4)}, ()
+        )
     for name in ("offsets", "commits"):
         assert sorted(int(path.name) for path in (tmp_path / name).iterdir()) == [7, 8, 9]
     assert len(list((tmp_path / "state" / "0" / "0").glob("*.snapshot"))) <= 4
