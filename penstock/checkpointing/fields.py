@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Fields:
-    """The fields of a JSON object, or the items of a list. Each is checked when it is read.
+    """The fields of a JSON object, or the items of a list. Each value is checked when it is read.
 
     Parameters
     ----------

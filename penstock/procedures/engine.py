@@ -227,7 +227,7 @@ class TableSet:
         return unit
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state in units of bounded size."""
+        """Return the whole current state in p-units of bounded size."""
         units = [
             self._unit("snapshot", blocks) for table in self._tables.values() for blocks in table.snapshot()
         ]

@@ -30,7 +30,7 @@ class State(Protocol):
         """Return the changes since the last call of `delta` or `restore`."""
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size. Later changes do not affect the units."""
+        """Return the whole current state, in p-units of bounded size, which later changes do not affect."""
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply units in their order."""

@@ -23,16 +23,16 @@ _MAX_COLUMNS = 63
 
 @dataclass(frozen=True, slots=True)
 class GroupSampling:
-    """The rule by which a sample decides whether groups repeat.
+    """The rule that decides, from a sample, whether there are many rows per group.
 
     Parameters
     ----------
     min_rows : int
-        If there are fewer rows, no sample is taken, and groups are assumed not to repeat.
+        If there are fewer rows, no sample is taken, and the answer is no.
     sample_rows : int
         The size of the sample.
     min_rows_per_group : int
-        Groups repeat if the sample has at least this many rows per group on average.
+        The answer is yes if the sample has at least this many rows per group on average.
     """
 
     min_rows: int = 1 << 14
@@ -79,7 +79,7 @@ class GroupCodec:
         return self._codec.encode([pa.array(nulls), *filled])
 
     def repeats(self, columns: Sequence[pa.Array[Any]], rows: int) -> bool:
-        """Return whether, in a sample, few groups have many rows."""
+        """Return whether a sample has many rows per group."""
         rule = self._sampling
         if rows < rule.min_rows:
             return False
@@ -92,8 +92,8 @@ class GroupCodec:
     def numbers(self, index: KeyIndex, columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
         """Return the numbers of the rows' groups in an index; add new groups.
 
-        If rows of a group are adjacent, only one row per run is looked up. Otherwise, if few groups have many
-        rows, rows are first grouped by value, and only the distinct groups are looked up.
+        If rows of a group are adjacent, only one row per run is looked up. Otherwise, if there are many rows
+        per group, rows are first grouped by value, and only the distinct groups are looked up.
         """
         if rows < self._sampling.min_rows:
             return index.find_or_add(self.encode(columns, rows))

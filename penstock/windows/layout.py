@@ -140,8 +140,8 @@ class RowLayout(WindowLayout):
     pane_rows : int
         Number of rows of a group in a pane.
     arriving : pyarrow.Schema
-        Schema of input rows: groups, `ENTRY_PANE` with the time, and the values of partials under the names
-        of their expressions.
+        Schema of input rows: groups, `ENTRY_PANE` with the time, and one column for each aggregated
+        expression, named after the expression.
     end : str
         The partial with the greatest time.
     """
@@ -167,8 +167,8 @@ class DeletingLayout(WindowLayout):
     Parameters
     ----------
     arriving : pyarrow.Schema
-        Schema of input rows: groups, `ENTRY_PANE` with the time, and the values of partials under the names
-        of their expressions.
+        Schema of input rows: groups, `ENTRY_PANE` with the time, and one column for each aggregated
+        expression, named after the expression.
     pane_steps : int
         The length of a pane in steps of the time.
     mark : str

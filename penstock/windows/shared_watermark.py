@@ -75,7 +75,7 @@ class SeveralPanes:
         )
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size."""
+        """Return the whole current state, in p-units of bounded size."""
         watermarks = list(self._watermarks)
         # Create the units of all sides now, because each side copies its state now.
         made = [list(side.snapshot()) for side in self._sides]
@@ -84,7 +84,7 @@ class SeveralPanes:
         )
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in order."""
+        """Apply p-units in order."""
         apart: list[list[PUnit]] = [[] for _ in self._sides]
         for unit in units:
             fields, count = unit.fields, len(self._sides)

@@ -22,7 +22,7 @@ _TELLING = frozenset({
 """The parameters of a URI that may be shown; the values of other parameters could be secrets."""
 
 _FILE_SYSTEMS: dict[tuple[int, str], tuple[Any, str]] = {}
-"""The connections of each process. A forked child never uses its parent's: threads do not survive a fork."""
+"""The connections of each process. A forked child never uses the connections of its parent."""
 
 
 def file_system(uri: str) -> tuple[Any, str]:

@@ -52,9 +52,9 @@ def s3a_settings(bucket: str, own: Mapping[str, str], environment: Mapping[str, 
     """Return obstore's settings of a bucket that come from Spark.
 
     Settings under ``fs.s3a.bucket.BUCKET.*`` override settings under ``fs.s3a.*``. As in Hadoop, the bucket
-    is a part of the host's name unless ``path.style.access`` is true, the host is an address, or the bucket's
-    name cannot be a part of it. All keys come from one source, and so do the endpoint and the style of its
-    addresses.
+    is a part of the host's name unless ``path.style.access`` is true, the host is an address, or a host's
+    name cannot contain the bucket's name. All keys come from one source, and so do the endpoint and the style
+    of its addresses.
 
     Parameters
     ----------

@@ -224,7 +224,7 @@ class CommitLog:
     # ------------------------------------------------------------------------------------- writing
 
     def _append(self, decide: Callable[[], Entry | None], holds: Callable[[], bool]) -> bool:
-        """Add the entry that `decide` returns, given all other entries; return False if it returned None.
+        """Add the entry that `decide` returns, given all other entries; return False if there is none.
 
         Parameters
         ----------

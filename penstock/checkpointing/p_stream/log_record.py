@@ -186,7 +186,7 @@ Entry = Commit | Subscribe | Unsubscribe | Release | Claim | Compaction
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The commits before a compaction, kept for the rows of a claim before `stop`."""
+    """Commits that a compaction replaced, kept because a claim covers their rows before `stop`."""
 
     stop: int
     commits: tuple[Commit, ...]

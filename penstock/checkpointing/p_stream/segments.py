@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 UNIT_ROWS = 65_536
-"""Rows of a p-unit: a column of 8 bytes fits a core's second cache, and its fixed cost is below 1 %."""
+"""Rows of a p-unit: an 8-byte column fits a core's second-level cache; a p-unit's fixed cost is below 1 %."""
 
 OFFSET: Final = "penstock_offset"
 """The column of compacted p-units that holds the offsets of rows; readers do not see it."""
@@ -279,8 +279,8 @@ class Piece:
     at, size_bytes, rows : int
         The p-unit's position and size in the file, and its number of rows.
     first, stop : int
-        The rows of the p-unit to read; for a compacted p-unit, their offsets, until `read_blocks` has found
-        the rows.
+        The rows of the p-unit to read. For a compacted p-unit these are offsets, until `read_blocks` has
+        found the rows.
     begin : int
         The offset of the p-unit's first row.
     compacted : bool
@@ -391,7 +391,7 @@ def _find_rows(piece: Piece, block: TableBlock) -> Piece:
 
 
 def stop_after(files: Files, schema: pa.Schema, wanted: Iterable[Piece], rows: int) -> int | None:
-    """Return the offset after the first `rows` rows of pieces; None if they have fewer.
+    """Return the offset after the first `rows` rows of pieces; None if the pieces have fewer.
 
     Raises
     ------

@@ -58,7 +58,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One subscribed reader: it has released the rows before `offset`, and not the `lag` rows after it."""
+    """One subscribed reader. It has released the rows before `offset`, but not the `lag` rows after them."""
 
     name: str
     offset: int
@@ -85,7 +85,8 @@ class LogFacts:
     end : int
         The end of the compacted rows.
     keys, deletes : int
-        The number of rows of the newest compaction, one for each key, and of rows that delete their key.
+        The number of rows that the newest compaction kept, one for each key, and how many of these rows
+        delete their key.
     tail : int
         The number of rows committed after the newest compaction. At most this many rows are superseded.
     kept_bytes : int

@@ -41,7 +41,8 @@ class Decomposition:
     with a term for the distance between the means. ``min`` and ``max`` keep the least or greatest value.
     ``first`` and ``last`` take the value with the least or greatest time, which is another partial (see
     `times`). ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that count.
-    ``kll`` estimates quantiles. ``own`` has states of a user-defined aggregate, which also merges them.
+    ``kll`` estimates quantiles. ``own`` has states of a user-defined aggregate, and is combined by the
+    aggregate's `merge`.
 
     Parameters
     ----------

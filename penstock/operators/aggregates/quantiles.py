@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 DEFAULT_ACCURACY: Final = 1000
-"""The rank error of ``median`` and ``percentile`` is at most one in this number."""
+"""The rank error of ``median`` and ``percentile`` is at most 1 divided by this number."""
 
 _MIN_LOG2_SIZE, _MAX_LOG2_SIZE = 8, 15
 _MAX_WAITING = 1 << 20

@@ -41,12 +41,12 @@ class KeyClasses:
 
     @staticmethod
     def of(contract: FreshnessContract) -> KeyClasses | None:
-        """Return the classes of a contract; None if it has none."""
+        """Return the classes of a contract; None if the contract has no classes."""
         return None if contract.by is None else KeyClasses(contract.by, contract.classes)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of a tuple that its class depends on."""
+        """The columns that determine the class of a tuple."""
         return Expression.parse(self.by).columns
 
     def number(self, rows: pa.RecordBatch) -> Integers:

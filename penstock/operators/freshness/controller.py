@@ -3,16 +3,17 @@
 A cycle, from the start of a micro-batch to the start of the next micro-batch, takes ``F + s n`` for n served
 tuples: F is fixed (planning, logs, commit, other operators), s is a tuple's cost in the operator and
 downstream of it. `Fit` estimates both from the cycles. A budget of time B serves ``B / s`` tuples, so a cycle
-takes ``F + B``. Let U be the work of serving all waiting keys once, keys of more important classes included.
-A row waits up to a cycle until a micro-batch takes it. If U fits into the budget, the row's result leaves one
-cycle later; otherwise the row is served after U / B cycles. So its staleness is at most about ::
+takes ``F + B``. For a class of keys, let U be the time to serve once all waiting keys of this class and of
+more important classes. A row waits up to a cycle until a micro-batch takes it. If U fits into the budget, the
+row's result leaves one cycle later; otherwise the row is served after U / B cycles. So the result's staleness
+is at most about ::
 
     (F + B) max(2, 1 + U / B)
 
 A contract allows an interval of budgets (`allowed_budgets`). A large budget has fewer fixed costs, so the
 controller takes the greatest budget that keeps the promise of every class, with a margin. If the promise of a
-class cannot hold, it takes the budget with the least staleness of that class, sqrt(F U), within the interval
-of the more important classes.
+class cannot hold, the controller takes, within the interval of the more important classes, the budget with
+the least staleness of this class, sqrt(F U).
 
 All functions here are pure functions of the state and the measurements of a micro-batch; nothing reads a
 clock. The state is stored with the bucket's version and times come from the recorded clock, so a repeated
@@ -67,10 +68,10 @@ _INTERVAL = 0.5
 _LONGEST_INTERVAL = 0.2
 """A trigger interval is at most this share of the tightest limit."""
 _PACED = 1.1
-"""A cycle that takes up to this multiple of the trigger interval waited for its end."""
+"""A cycle of at most this multiple of the trigger interval is assumed to have waited for the trigger."""
 _FIRST_ROWS = 1024
 _ROWS_GROWTH = 4.0
-"""A micro-batch serves at most this multiple of recent micro-batches' tuples: costs may grow with them."""
+"""A micro-batch serves at most this multiple of what recent ones served: more rows may cost more each."""
 _ROWS_DECAY = 0.9
 _WINDOW_US = 2_000_000.0
 """The promise is measured over about this time, or twice the limit if that is longer."""
@@ -180,7 +181,7 @@ class ControllerState:
     interval_us : int
         The trigger interval after the last micro-batch; 0 if the next micro-batch starts at once.
     doubted : Fit or None
-        `fit` with the last measured cycle, if that was so long that it may have been a pause.
+        `fit` with the last measured cycle, if this cycle was so long that it may have been a pause.
     rest_us : float
         The time from the end of the operator's work to the end of the last measured cycle, mostly in the
         sink.
@@ -250,8 +251,8 @@ class Decision:
         micro-batch.
     needs : tuple of float
         By promise: the work of its keys divided by the work that could be done in time. Above 1 the promise
-        cannot hold; it could with this many times the cores, or with cost or load divided by this number.
-        Infinite if the fixed cost of a micro-batch alone is too long.
+        cannot hold; the promise could hold with this many times the cores, or with cost or load divided by
+        this number. Infinite if the fixed cost of a micro-batch alone is too long.
     """
 
     rows: int

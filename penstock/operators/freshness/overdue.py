@@ -1,7 +1,8 @@
 """Report that a micro-batch runs for longer than a freshness contract allows.
 
-Metrics come at the end of a micro-batch, which is too late if a sink hangs. The rows that it serves arrived
-before it started. So once it has run for longer than a limit, all its results of that class are late.
+Metrics come at the end of a micro-batch, which is too late if a sink hangs. The rows that a micro-batch
+serves arrived before it started. So once it has run for longer than the limit of a class, all its results of
+this class are late.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Overdue:
     name : str
         The class of keys.
     promised_s : float
-        The promised staleness, for which the micro-batch has run.
+        The promised staleness. The micro-batch has already run for this time.
     """
 
     query: str

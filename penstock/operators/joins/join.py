@@ -42,7 +42,7 @@ from penstock.units import FOREVER, NEVER
 __all__ = ["Matched", "UpdateJoin"]
 
 _PAGE_ROWS: Final = 256
-_UNIT_KEYS: Final = 1 << 20  # maximum number of keys in a unit of a snapshot
+_UNIT_KEYS: Final = 1 << 20  # maximum number of keys in a p-unit of a snapshot
 _MOST_PAIRS_PER_ROUND: Final = 1 << 18  # evaluated together; each key contributes at least one
 _MIN_DEAD_KEYS_TO_REBUILD: Final = 1024  # keys without state, before the index is rebuilt
 
@@ -282,7 +282,7 @@ class UpdateJoin:
             side.free(places[leaves[side.owner[places]]])
             side.head[ids] = NOBODY
         self._forget(ids)
-        # Not stored: it follows from the horizon that they left.
+        # Not stored: the horizon shows which keys have left.
         self._dirty[ids] = False
         return expired
 
@@ -360,7 +360,7 @@ class UpdateJoin:
         return self._unit("delta", np.flatnonzero(changed), dirty)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of at most `_UNIT_KEYS` keys."""
+        """Return the whole current state, in p-units of at most `_UNIT_KEYS` keys."""
         alive = np.maximum(*(column[: len(self._index)] for column in self._matched)) != NEVER
         for side in self._sides:
             alive |= side.head[: len(self._index)] != NOBODY

@@ -22,11 +22,11 @@ __all__ = ["Operator", "load_operator", "name_of_operator", "output_schema"]
 class Operator(ABC):
     """A user-defined operator with state: subclass it and pass an instance to `penstock.apply`.
 
-    Penstock makes a copy of the object for each bucket; all rows of a key are in one bucket. In a worker it
-    calls `restore` with the bucket's newest committed tables, if there are any. Then, in each micro-batch, it
-    calls `run` with the rows that arrived, and `snapshot`. The tables are stored with the micro-batch: a
-    micro-batch that runs again starts from the same tables, and only one of its runs has an effect. A bucket
-    without rows does not run, unless `waiting` was above 0.
+    Penstock makes a copy of the object for each bucket; all rows of a key are in one bucket. In a worker,
+    Penstock calls `restore` with the bucket's newest committed tables, if there are any. Then, in each
+    micro-batch, it calls `run` with the rows that arrived, and `snapshot`. The tables are stored with the
+    micro-batch: a micro-batch that runs again starts from the same tables, and only one of its runs has an
+    effect. A bucket without rows does not run, unless `waiting` was above 0.
 
     `run` must give the same results for the same tables, rows and times. Everything it remembers must be in
     the tables, because the next micro-batch may run in another process.
@@ -95,8 +95,8 @@ class Operator(ABC):
     def snapshot(self) -> Mapping[str, pa.Table]:
         """Return the state as tables by name.
 
-        Called after each `run`. A table is written whole, unless it is the same object as in the last
-        snapshot or equals it.
+        Called after each `run`. A table is written whole, unless it is, or equals, the table in the last
+        snapshot.
         """
 
     def waiting(self) -> int:

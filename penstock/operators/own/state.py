@@ -125,7 +125,7 @@ class OperatorState:
         return iter([PUnit("snapshot", self._meta(), dict(self._blocks))])
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored units in order, and let the operator restore the tables.
+        """Apply stored p-units in order, and let the operator restore the tables.
 
         Raises
         ------

@@ -157,7 +157,7 @@ class KeyedQueue(ABC):
 
     @abstractmethod
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size.
+        """Return the whole current state, in p-units of bounded size.
 
         The state is copied now, because the queue changes while the units are written.
         """

@@ -184,9 +184,10 @@ class KeyRecords:
         """Put changed keys, whose numbers are `ids`, into the table, if there is one."""
 
     def fetch_older(self, time: int, deleted_time: int) -> None:
-        """Give a number to each key whose newest emitted tuple is not after `time`; in memory all have one.
+        """Give a number to each key whose newest emitted tuple is not after `time`.
 
-        `deleted_time` is for keys that this tuple deleted.
+        `deleted_time` is the limit for keys whose newest emitted tuple deleted them. Does nothing if all
+        records are in memory, because then all keys have numbers.
         """
 
     def remove(self, ids: Integers) -> None:

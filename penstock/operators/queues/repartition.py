@@ -8,8 +8,8 @@ queues are merged:
 - Keys of one old bucket keep their order.
 - Keys that cut the line precede all other keys, as before.
 - Keys of different old buckets are ordered by the arrival of their oldest pending update, but no key
-  overtakes a key that was ahead of it in its old queue. The state stores no other time of a key, so this
-  order is approximate for ``fifo`` and for keys that cut the line.
+  overtakes a key that was ahead of it in their common old queue. The state stores no other time of a key, so
+  this order is approximate for ``fifo`` and for keys that cut the line.
 - With weights, the virtual times of the old queues are shifted onto one clock, so the time until each key is
   due stays the same.
 """
@@ -79,7 +79,7 @@ class QueueState:
         )
 
     def units(self, most_keys: int = _UNIT_KEYS) -> Iterator[PUnit]:
-        """Return the state as units of bounded size and at most `most_keys` keys, at least one."""
+        """Return the state as p-units (at least one) of bounded size and at most `most_keys` keys."""
         count = self.records.num_rows
         size_bytes = self.records.nbytes + self.waiting.nbytes
         step = max(min(most_keys, count * _UNIT_BYTES // max(size_bytes, 1)), 1)

@@ -47,7 +47,7 @@ __all__ = ["KeyHolder", "UpdateQueue"]
 
 _PAGE_ROWS = 256
 _UNIT_KEYS = 1 << 20
-"""Maximum number of keys in a unit of a snapshot."""
+"""Maximum number of keys in a p-unit of a snapshot."""
 
 _RECORD = f"{RESERVED_PREFIX}cell"
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
@@ -260,7 +260,7 @@ class UpdateQueue(KeyedQueue):
         return unit
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size; see `KeyedQueue.snapshot`."""
+        """Return the whole current state, in p-units of bounded size; see `KeyedQueue.snapshot`."""
         ids, others = self._records.split_records(self._held_keys())
         begins = range(0, max(len(ids), 1), _UNIT_KEYS)
         units = [self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins]

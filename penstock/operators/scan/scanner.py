@@ -275,8 +275,8 @@ def _divide(
 ) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
     """Split a predicate into intervals, which replace conjuncts, and the conjuncts to evaluate.
 
-    Intervals are applied first. So a conjunct after a conjunct that can fail is not replaced: it would hide
-    rows from that conjunct.
+    Intervals are applied first. So a conjunct after a conjunct that can fail is not replaced: the interval
+    would hide rows from the conjunct that can fail.
     """
     evaluated: list[Expression] = []
     intervals: list[Interval] = []

@@ -81,7 +81,7 @@ _AGAIN: Final[dict[PartialKind, PartialKind]] = {
     "m2": "add_m2",
     "distinct": "union",
 }
-"""The kind that combines partials, for kinds that are not combined by themselves."""
+"""By kind of partial, the kind that combines such partials, if that is a different kind."""
 _UNITS: Final = get_args(TimeUnit)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_CUT_RANK", "Scheduler"]
 
 FIRST_CUT_RANK = -(1 << 62)
-"""Keys that go to the front are ranked from here on, and so before all other keys."""
+"""Keys that go to the front get ranks from this number on, so they precede all other keys."""
 
 
 class Scheduler(ABC):

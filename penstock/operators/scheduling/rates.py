@@ -47,9 +47,9 @@ def correct_costs(
     """Correct the costs of keys that were served together.
 
     Only the sum of the costs is measured. All costs change by one factor, so that their sum approaches the
-    measurement. Groups of keys differ from service to service, so the costs approach those that explain all
-    groups. This is the multiplicative algebraic reconstruction of R. Gordon, R. Bender and G. Herman,
-    "Algebraic Reconstruction Techniques", Journal of Theoretical Biology 29, 1970.
+    measurement. Groups of keys differ from service to service, so the costs approach values that explain the
+    measurements of all groups. This is the multiplicative algebraic reconstruction of R. Gordon, R. Bender
+    and G. Herman, "Algebraic Reconstruction Techniques", Journal of Theoretical Biology 29, 1970.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 The model is the same as in `draw_arrivals` and `simulate`: one update arrives at each whole number of units,
 of key i with probability p_i, and a service takes a whole number of units. A server that becomes free at the
-moment of an arrival takes its next tuple first.
+moment of an arrival takes its next tuple before this arrival enters the queue.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def wait_a_unit(
 
 @kernel
 def _serve(after: Floats, idle: float, ages: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> Floats:
-    """Return the least value of a service in each state, given the value of states in which it begins."""
+    """Return the least value of a service in each state, given the values of the states after it begins."""
     count, keys = ages.shape
     found = np.full(count, np.inf)
     for state in range(count):

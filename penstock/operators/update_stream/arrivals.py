@@ -1,7 +1,7 @@
 """Arrivals: tuples on their way into an update queue, conflated or not.
 
 All tuples of a micro-batch arrive at one moment. If they are conflated, only the newest tuple of each key
-reaches the queue, with the number of the key's tuples and the position of the first. In a union
+reaches the queue, with the number of the key's tuples and the position of the key's first tuple. In a union
 (`UpdateStream.source`) only one tuple per key and time is kept; the other tuples are counted separately.
 Conflation is associative: it gives the same result before a shuffle, after it, or both (a property test
 checks this).

@@ -391,7 +391,7 @@ class PartitionedTables:
         return self._unit(units[0], joined)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state in units of bounded size."""
+        """Return the whole current state in p-units of bounded size."""
         units: list[PUnit] = []
         for number, part in enumerate((*self._partitions, self._coordinator)):
             for unit in part.snapshot():

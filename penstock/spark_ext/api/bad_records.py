@@ -49,7 +49,7 @@ def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFra
     place : str
         The source's name in the pipeline, under which the count is observed.
     on_error : {"keep", "skip", "fail"}
-        The treatment of such records.
+        The treatment of bad records.
     """
     is_bad = sf.col(BAD_RECORD).isNotNull()
     rows = rows.observe(BAD_RECORDS_PREFIX + place, sf.count_if(is_bad).alias("records"))

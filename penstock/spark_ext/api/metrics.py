@@ -34,7 +34,7 @@ OBSERVATION_PREFIX = "penstock."
 """An operator's metrics are observed under this prefix and the operator's name."""
 
 BAD_RECORDS_PREFIX = "penstock_bad_records."
-"""The number of a source's records that could not be read is observed under this prefix and its name."""
+"""A source's number of unreadable records is observed under this prefix and the source's name."""
 
 
 class SeveralQueries(Protocol):

@@ -91,9 +91,9 @@ def transactions(
         transaction accesses rows of one bucket, otherwise one. A transaction accesses one bucket if all its
         keys have the same event attribute in the partitioning columns of their tables. With more than one
         bucket, a transaction over several buckets is forwarded to a coordinator. For this the partitioning
-        columns of its keys must be attributes of the event, elements of its lists, or values of the
-        procedure's route. Tables without a partitioning column are replicated; a transaction that writes one
-        needs all buckets. The number is fixed for the life of a checkpoint.
+        columns of the transaction's keys must be attributes of the event, elements of its lists, or values of
+        the procedure's route. Tables without a partitioning column are replicated; a transaction that writes
+        one needs all buckets. The number is fixed for the life of a checkpoint.
     initial : mapping, optional
         The initial rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
         table. Initial rows are loaded once, with the first micro-batch of a checkpoint; later starts ignore

@@ -129,8 +129,8 @@ def update_join(
     Returns
     -------
     DataFrame
-        A streaming DataFrame with the columns of `left`, where the time is the greater of both, and the other
-        columns of `right`.
+        A streaming DataFrame with the columns of `left`, where the time is the greater of both times, and the
+        other columns of `right`.
 
     Raises
     ------
@@ -362,7 +362,7 @@ class JoinOperator:
         found = {}
         for side, texts in ((_LEFT, self.left), (_RIGHT, self.right)):
             stream = self.joined.left if side == _LEFT else self.joined.right
-            # Without descriptions of columns, none may be added.
+            # Without descriptions of columns, no column may be added.
             named = zip(texts, stream.schema.names, strict=bool(texts))
             found[side] = [text for text, name in named if name in stream.may_add]
         return found

@@ -162,8 +162,8 @@ def update_window(
     down to the start of a pane (the greatest common divisor of size and slide). So a window is emitted by the
     micro-batch that closes it, while Spark emits its own windows in the next micro-batch. Spark may still
     aggregate a tuple that is later than the delay allows. Penstock aggregates such a tuple only in its
-    windows that are still open. If none is open, or in lazy and eager mode, the tuple is dropped and counted
-    as late.
+    windows that are still open. If no such window is open, or in lazy and eager mode, the tuple is dropped
+    and counted as late.
 
     Windows of rows are complete when the watermark has passed their last row. A tuple is late if it is older
     than the watermark before its micro-batch. If there is no delay, the watermark passes all tuples as they

@@ -130,7 +130,7 @@ def side_of(batch: pa.RecordBatch) -> str:
 
 
 def newest_of(batch: pa.RecordBatch) -> int | None:
-    """Return the newest time that a parcel sends to all buckets; None if it has none."""
+    """Return the newest time that a parcel sends to all buckets; None if the parcel has no such time."""
     newest: bytes | None = (batch.schema.metadata or {}).get(_NEWEST)
     return None if newest is None else int(newest)
 

@@ -63,8 +63,9 @@ _DEFAULT_LIMITS = ParcelLimits()
 def to_parcels(batches: Iterable[pa.RecordBatch], limits: ParcelLimits = _DEFAULT_LIMITS) -> Iterator[bytes]:
     """Return `batches` as parcels of bounded size. An empty batch also makes a parcel.
 
-    Large batches are packed if this shrinks them a lot, because Spark copies each byte several times. This is
-    measured on the first rows of the first large batch. Each parcel keeps the schema's metadata.
+    Large batches are packed if packing shrinks them a lot, because Spark copies each byte several times. How
+    much packing shrinks them is measured on the first rows of the first large batch. Each parcel keeps the
+    schema's metadata.
     """
     packs: bool | None = None
     for batch in batches:

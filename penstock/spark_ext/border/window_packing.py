@@ -57,7 +57,7 @@ PLACE = f"{RESERVED_PREFIX}place"
 """The column with the pane, or the time, of a whole row."""
 
 WHOLE_GROUP = f"{RESERVED_PREFIX}group_"
-"""The columns with the group of a whole row, and a number."""
+"""The prefix of the columns with the group of a whole row; a number follows."""
 
 
 def facts_of(batch: pa.RecordBatch) -> tuple[int, int]:

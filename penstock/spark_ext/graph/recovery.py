@@ -4,9 +4,9 @@
    committed micro-batches from these logs, and the rows of p-streams from the logs of the p-streams.
 2. **Upstream requesting**: find the row from which each query needs its p-streams again; check that these
    rows are not released.
-3. **Data recovery**: check, by name and length, that the p-units from these rows on exist, and the state
-   files of every bucket at each query's last commit (`penstock.spark_ext.graph.state`). The tasks that load
-   the files check their content.
+3. **Data recovery**: check, by name and length, that these files exist: the p-units from these rows on, and
+   the state files of every bucket at each query's last commit (`penstock.spark_ext.graph.state`). The tasks
+   that load the files check their content.
 4. **Upstream replay**: lasts until the results query has committed its first micro-batch; ends at once if
    there is nothing to replay.
 """

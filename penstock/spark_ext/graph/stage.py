@@ -87,7 +87,7 @@ class StageRun:
         self.starts = [self.query]
 
     def read(self) -> StreamingQueryProgress | None:
-        """Count the query's micro-batches since the last call; return the report of the newest."""
+        """Count the query's micro-batches since the last call; return the newest report."""
         new = self._reader.new()
         if not new:
             return None

@@ -86,7 +86,8 @@ def find_state(
     place : StatePlace
         The location of the operator's state.
     held_by_spark : callable, optional
-        Called if only Spark can read the format of its state. If not given, the tasks find any damage.
+        Called if only Spark can read the format of Spark's own state. If not given, the tasks find any
+        damage.
 
     Raises
     ------

@@ -233,7 +233,7 @@ def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> Da
 
 
 def _share(windows: DataFrame) -> DataFrame:
-    """Return windows shared by both sides, in the struct of each."""
+    """Return windows shared by both sides, in the struct of each side."""
     columns = sf.struct(*(sf.col(quote(name)) for name in windows.columns))
     twice = windows.select(
         sf.explode(sf.array(*(sf.lit(number) for number in range(len(STRUCTS))))).alias(ROW_SIDE),

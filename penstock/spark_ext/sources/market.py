@@ -324,7 +324,7 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any] | None, limit: ReadLimit) -> dict[str, Any]:
         if start is None and self._options.start_us is None:
-            # This may be a restart, of which Spark has not told the first offset.
+            # This may be a restart whose first offset Spark has not passed yet.
             require_admission_control("the market source without the option startTime", "set startTime")
         start = self.initialOffset() if start is None else start
         self._check(start)

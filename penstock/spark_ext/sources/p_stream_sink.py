@@ -55,14 +55,14 @@ def _sort_segments(messages: Sequence[WriterCommitMessage | None]) -> list[_Writ
 class StreamWriter(DataSourceStreamArrowWriter):
     """Appends each micro-batch as one commit.
 
-    For every micro-batch Spark creates a writer on the driver, and another in the process that commits. So a
-    writer keeps no state between batches.
+    For every micro-batch Spark creates a writer on the driver, and another writer in the process that
+    commits. So a writer keeps no state between batches.
 
     Each commit has the query as its writer and the number of the micro-batch. If the driver dies between this
-    commit and Spark's, Spark runs the micro-batch again. The log already has its number, so the second commit
-    is dropped. Before a commit, Spark's checkpoint files are synced, so that Spark runs the same rows again
-    under that number even after a power cut. Files of attempts that Spark did not choose are never visible,
-    and are deleted some batches later.
+    commit and Spark's, Spark runs the micro-batch again. The log already has the number of this micro-batch,
+    so the second commit is dropped. Before a commit, Spark's checkpoint files are synced, so that Spark runs
+    the same rows again under that number even after a power cut. Files of attempts that Spark did not choose
+    are never visible, and are deleted some batches later.
 
     With the option ``descriptors`` an operator has already written the rows, and the input describes their
     segments (`penstock.spark_ext.sources.p_stream_rows`). The commit then has these segments.

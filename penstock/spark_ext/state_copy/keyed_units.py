@@ -1,8 +1,8 @@
 """Move the keys of windows and joins to another number of buckets, using the units of restored states.
 
 Each old bucket's state is restored and written as a snapshot, whose rows go to the new buckets of their
-groups or keys. All buckets of windows have the same watermark, and new buckets get it. A bucket of a join has
-the newest time of its tuples; a new bucket gets the newest such time of its old buckets.
+groups or keys. All buckets of windows have the same watermark, and new buckets get this watermark. A bucket
+of a join has the newest time of its tuples; a new bucket gets the newest such time of its old buckets.
 """
 
 from __future__ import annotations

@@ -73,6 +73,6 @@ class OwnBuckets(OldUnits):
         if not rows:
             return None
         schemas = {name: base64.b64encode(one.schema.serialize()).decode() for name, one in blocks.items()}
-        # How many keys wait is the operator's own affair; it says so after the next micro-batch.
+        # Only the operator knows how many keys wait, and reports it after the next micro-batch.
         facts = {"tables": schemas, "rows": rows, "waiting": int(waits)}
         return WrittenState([PUnit("snapshot", facts, blocks)])

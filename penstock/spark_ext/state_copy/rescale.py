@@ -68,7 +68,7 @@ def rescale_state(
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Rescaled:
-    """Copy the query of an update queue, union, join, windows or own operator with other buckets.
+    """Copy the query of a queue, union, join, windows or user-defined operator, with other buckets.
 
     Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
     directory in the state location, nothing of the old query changes, and an interrupted call continues if it
@@ -79,8 +79,8 @@ def rescale_state(
     order. Keys of different old buckets are ordered by the arrival of their pending updates; see "Change the
     number of buckets" in ``docs/how-to/state.md``. Windows keep their open panes, rows and sessions, and the
     watermark; in lazy and eager mode also each group's waiting window. Joins keep their held tuples and last
-    matches; a new bucket's watermark is the newest watermark of its old buckets. Tables of own operators are
-    divided row by row, so each of them must have the operator's key.
+    matches; a new bucket's watermark is the newest watermark of its old buckets. Tables of user-defined
+    operators are divided row by row, so each table must have the operator's key.
 
     Parameters
     ----------
@@ -98,7 +98,8 @@ def rescale_state(
     ------
     InvalidUsageError
         As for `fork_state`; or if the query has an append or adaptive queue, windows that are joined,
-        transactions, or an own operator with a table without its key. Then nothing has been written.
+        transactions, or a user-defined operator with a table that lacks the operator's key. Then nothing has
+        been written.
     CorruptDataError
         If a file of the micro-batch is damaged or missing; a running query may have deleted it.
     UnavailableError

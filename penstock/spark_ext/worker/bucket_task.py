@@ -293,7 +293,8 @@ class BucketTask(Generic[S]):
     def _sweeps(self, bucket: int, batch_id: int) -> bool:
         """Return whether to sync and sweep now, because of clock records or Spark's log.
 
-        Spark deletes older files of its log before newer files are durable, so some must be synced in time.
+        Spark deletes older files of its log before newer files are durable, so some of the newer files must
+        be synced in time.
         """
         if self.operator.follows_clock:
             return (batch_id + bucket) % self.sweep_batches == 0

@@ -135,8 +135,8 @@ class RowOrderPacker:
     Parameters
     ----------
     schema : pyarrow.Schema
-        The schema of the rows: the time, the groups, and the values of partials under their expressions'
-        names.
+        The schema of the rows: the time column, the group columns, and one column for each aggregated
+        expression, named after the expression.
     time : str
         The column of the time.
     packer : EntryPacker

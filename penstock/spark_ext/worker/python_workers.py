@@ -39,7 +39,7 @@ def prepare_workers(spark: SparkSession) -> None:
     """Ensure that a session's Python workers can run Penstock; called on the driver, before any function.
 
     If ``PYSPARK_PYTHON`` is not set, workers run the ``python3`` in PATH, whatever Python the driver runs. On
-    one machine they get the driver's Python, unless ``PYSPARK_PYTHON`` names one with Penstock's
+    one machine they get the driver's Python, unless ``PYSPARK_PYTHON`` names a Python with Penstock's
     dependencies. On a cluster, where paths and packages may differ, a small job checks one worker, once.
     Workers that lack only Penstock itself are sent this package, for this application or session of Spark
     Connect.

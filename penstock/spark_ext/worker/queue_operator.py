@@ -96,7 +96,7 @@ class QueueOperator:
     @property
     def may_add(self) -> Mapping[str, Collection[str]]:
         """See `GrowingOperator.may_add`."""
-        # Without descriptions of columns, none may be added.
+        # Without descriptions of columns, no column may be added.
         named = zip(self.columns, self.stream.schema.names, strict=bool(self.columns))
         return {"schema": [text for text, name in named if name in self.stream.may_add]}
 

@@ -161,7 +161,7 @@ class Stateful:
             Facts of this start; see `BucketTask`.
         coordinator : Coordinator, optional
             Runs the transactions that buckets export, in one task after the buckets. A bucket with exports
-            gets two versions, its own and the coordinator's continuation, so twice as many are retained.
+            gets two versions, its own and the coordinator's continuation, so twice as many versions stay.
         """
         skip_size_of_each_row(parcels.sparkSession)
         versions = self.retain_versions * (1 if coordinator is None else 2)

@@ -157,7 +157,7 @@ class DeletingPanes(TimePanes):
         return replace(unit, blocks={**unit.blocks, _WAITING: waiting})
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size."""
+        """Return the whole current state, in p-units of bounded size."""
         units = list(super().snapshot())
         meta, waiting = units[-1].meta, self._waiting
         pieces = range(0, waiting.num_rows, _UNIT_ROWS)
@@ -165,7 +165,7 @@ class DeletingPanes(TimePanes):
         return iter([*units, *rows])
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in order."""
+        """Apply p-units in order."""
         entries = []
         for unit in units:
             if "entries" in unit.blocks:

@@ -14,7 +14,7 @@ class PaneLimits:
     Parameters
     ----------
     unit_entries : int
-        Maximum number of pane partials in a unit of a snapshot.
+        Maximum number of pane partials in a p-unit of a snapshot.
     chunk_windows : int
         Approximate number of windows that one thread assembles at once.
     min_entries_for_stacks : int

@@ -181,11 +181,11 @@ class Panes(ABC):
 
     @abstractmethod
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size."""
+        """Return the whole current state, in p-units of bounded size."""
 
     @abstractmethod
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored units in order."""
+        """Apply stored p-units in order."""
 
     # ---------------------------------------------------------------------------------------- groups
 

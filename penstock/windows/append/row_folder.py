@@ -39,7 +39,7 @@ class RowFolder:
         )
 
     def fold(self, rows: pa.RecordBatch, starts: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-        """Return the partials of each run; `starts` marks the first row of each."""
+        """Return the partials of each run; `starts` marks the first row of each run."""
         columns = [
             None if partial.expression == "*" else rows.column(partial.expression)
             for partial in self._partials

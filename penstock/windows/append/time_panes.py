@@ -155,12 +155,12 @@ class TimePanes(Panes):
         return self._delta_unit(self._next)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size."""
+        """Return the whole current state, in p-units of bounded size."""
         parts = [] if self._stacks is None else self._stacks.parts()
         return iter(self._snapshot_units((*parts, *self._held.parts), self._next))
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored units in order."""
+        """Apply stored p-units in order."""
         for kind, same in groupby(units, key=lambda unit: unit.kind):
             if kind == "snapshot":
                 self._held.replace(PanePartials.none(self._layout))

@@ -186,7 +186,7 @@ class CountPanes(Panes):
         return replace(unit, blocks={**unit.blocks, _NUMBERED: self._numbers(changed), _WAITING: waiting})
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size."""
+        """Return the whole current state, in p-units of bounded size."""
         units = self._snapshot_units(self._held.parts)
         meta = units[-1].meta
         for begin in range(0, len(self._index), _UNIT_ROWS):
@@ -197,7 +197,7 @@ class CountPanes(Panes):
         return iter([*units, *(PUnit("snapshot", meta, {_WAITING: part}) for part in parts)])
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in order."""
+        """Apply p-units in order."""
         for unit in units:
             blocks = unit.blocks
             if "entries" in blocks:

@@ -176,11 +176,11 @@ class SessionPanes(Panes):
         return self._delta_unit()
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the open sessions, in units of bounded size."""
+        """Return the open sessions, in p-units of bounded size."""
         return iter(self._snapshot_units(self._held.parts))
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in order. The watermark of each unit determines which entries belong together."""
+        """Apply p-units in order. The watermark of each unit determines which entries belong together."""
         for kind, same in groupby(units, key=lambda unit: unit.kind):
             if kind == "snapshot":
                 self._held.replace(PanePartials.none(self._layout))

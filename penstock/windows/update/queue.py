@@ -91,7 +91,7 @@ class WindowQueue:
     block_rows, page_blocks : int
         Locations in a block (FLCZ), and blocks in a page of the paged memory.
     unit_rows : int
-        Number of tuples in a unit of a snapshot. A unit ends with the key that reaches it.
+        Number of tuples in a p-unit of a snapshot. A p-unit ends with the key that reaches it.
 
     Raises
     ------

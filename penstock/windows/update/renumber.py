@@ -1,4 +1,4 @@
-"""Units of a window queue whose keys get new numbers."""
+"""P-units of a window queue whose keys get new numbers."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ class UpdateWindows:
         return PUnit("delta", meta, blocks)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size."""
+        """Return the whole current state, in p-units of bounded size."""
         self._forget_gone()
         ids = np.flatnonzero(self._alive()) if self._names_groups else np.arange(self._panes.groups)
         meta = self._meta
@@ -324,7 +324,7 @@ class UpdateWindows:
             self.given_cost_us = cost_us
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in order."""
+        """Apply p-units in order."""
         named_as: list[Integers] = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
         for unit in units:
             named = unit.fields.has("names_groups")

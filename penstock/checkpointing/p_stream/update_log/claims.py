@@ -44,7 +44,7 @@ def renew(known: Claimed | None, start: int, stop: int) -> Claimed:
 
 
 def keep_view(claimed: Claimed, commits: Sequence[Commit], end: int) -> Claimed:
-    """Return the claim, which now keeps its rows before `end` in these commits.
+    """Return the claim, changed so that its rows before `end` are read from these commits.
 
     Rows that the claim already keeps do not change.
     """

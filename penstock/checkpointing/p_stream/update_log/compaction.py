@@ -41,7 +41,7 @@ __all__ = ["Compacted", "compact"]
 _LOGGER = logging.getLogger(__name__)
 
 _MARKS = 64
-"""The number of time marks, over the time for which deletes are kept, that date deletes."""
+"""The number of marks from which a delete's age is known, spread over the time that deletes are kept."""
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class Compacted:
     end : int
         The end of the compacted rows.
     before, rows : int
-        The number of rows before and after.
+        The number of rows before and after the compaction.
     deletes : int
         The number of rows that delete their key.
     segments : int

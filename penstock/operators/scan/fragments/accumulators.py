@@ -121,7 +121,7 @@ def skip_nulls(slots: Slots, values: Column) -> Slots:
 
 
 class Nulls:
-    """Count the nulls of each slot; a count is the number of rows less its nulls."""
+    """Count the nulls of each slot. The count of a column is the slot's rows less these nulls."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(1, np.int64)
@@ -349,7 +349,7 @@ class Row:
 
 
 class _Distinct:
-    """The distinct values of each slot in order of first appearance, or the union of its lists."""
+    """The distinct values of each slot in order of first appearance; lists of values are united."""
 
     def __init__(self, kind: pa.DataType, *, of_lists: bool = False) -> None:
         self._of_lists = of_lists
@@ -380,14 +380,14 @@ class _Distinct:
 
 
 class _Sketch:
-    """A sketch of the distinct 64-bit hashes of each slot, or the union of its sketches."""
+    """A sketch of the distinct 64-bit hashes of each slot; stored sketches are united."""
 
     def __init__(self, kind: pa.DataType, log2_size: int) -> None:
         self._of_sketches = pa.types.is_binary(kind)
         self._log2_size = log2_size
         self._slots, self._hashes = np.zeros(0, np.int64), np.zeros(0, np.uint64)
         self._thetas = np.zeros(0, np.uint64)
-        """Theta of each slot, its least hash that did not fit; the greatest number while all fit."""
+        """By slot, theta: the least hash that did not fit, or the greatest number while all hashes fit."""
         self._added: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint64]]] = []
         self._room = _MIN_HASHES_TO_REDUCE
 
@@ -427,7 +427,7 @@ class _Sketch:
 
 
 class _Quantiles:
-    """A sketch of the numbers of each slot, or the union of its sketches."""
+    """A sketch of the numbers of each slot; stored sketches are united."""
 
     def __init__(self, kind: pa.DataType, log2_size: int) -> None:
         self._of_sketches = pa.types.is_binary(kind)

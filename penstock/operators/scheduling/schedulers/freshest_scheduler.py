@@ -73,7 +73,7 @@ def _compute_indexes(
 
 @kernel
 def take_greatest(limit: int, line: Integers, indexes: Floats) -> tuple[Integers, int]:
-    """Remove the keys with the greatest indexes from the line; the first if indexes are equal.
+    """Remove the keys with the greatest indexes from the line. If indexes are equal, earlier keys go first.
 
     Returns
     -------
