@@ -222,7 +222,6 @@ def _assign_codes(
 
 @kernel
 def _count(codes: Any, counts: Any) -> None:
-    """Count each code."""
     for i in range(codes.shape[0]):
         counts[codes[i]] += 1
 

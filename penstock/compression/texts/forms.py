@@ -244,7 +244,6 @@ class _Learner:
         return len(set(words)) <= max(2, len(words) // _MIN_REPETITIONS)
 
     def _word(self, words: list[bytes], until: int) -> Piece:
-        """Return the piece for words."""
         distinct = set(words)
         count = len(distinct)
         if count > _UNIQUE_SHARE * len(words) and len(words) > _MIN_ROWS_OF_LITERAL:

@@ -253,7 +253,6 @@ class _Ingest:
         return self._totals
 
     def _open_new(self, dialect: Dialect) -> list[Source]:
-        """Open new sources."""
         settings, new = self._settings, []
         if settings.kind == "stdin":
             sources: Iterator[tuple[str, Source]] = iter(

@@ -342,7 +342,6 @@ class JsonRecords(Records):
             return _read_json(lines, schema, len(lines))
 
     def _lines(self, content: bytes) -> bytes:
-        """Return records as lines."""
         return content
 
     def explain_failure(self, record: bytes, schema: pa.Schema) -> str:

@@ -222,7 +222,6 @@ def _follow_graph(
     on_batch: Callable[[Batch], None],
     signals: StopSignals,
 ) -> Totals:
-    """Follow a graph; see `follow`."""
     totals = Totals()
     reader: _BatchReader | None = None
     followed = 0

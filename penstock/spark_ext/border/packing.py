@@ -203,14 +203,12 @@ class Packer:
             yield parcel_row(label, 0, payload)
 
     def _dropped_parcels(self, facts: _Facts) -> Iterator[pa.RecordBatch]:
-        """Return the parcels of dropped rows."""
         if facts.held:
             rows, facts.held = mark_side(concat(facts.held), DROPPED), []
             for payload in to_parcels([rows], self.limits.parcels):
                 yield parcel_row(bucket_labels(self.buckets)[0], 0, payload)
 
     def _usable(self, batches: Iterable[pa.RecordBatch], facts: _Facts) -> Iterator[pa.RecordBatch]:
-        """Return the usable rows."""
         for batch in batches:
             given = cast_to_schema(batch, self.stream.schema)
             rows, dropped = self.stream.drop_unusable(given, self.nulls)

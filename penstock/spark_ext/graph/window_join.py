@@ -274,7 +274,6 @@ def _replace_side(rows: DataFrame, side: int, columns: Sequence[Column]) -> Data
 
 
 def _filter_side(rows: DataFrame, side: int, step: Where) -> DataFrame:
-    """Filter the rows of one side by a condition."""
     condition = (sf.col(ROW_SIDE) != side) | sf.expr(step.predicate.text)
     return _open(rows, side).where(condition).select(*rows.columns)
 

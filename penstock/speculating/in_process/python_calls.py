@@ -349,7 +349,6 @@ class PythonCall:
     # Partitions
 
     def _send(self, number: int, task: Callable[[], Any]) -> Future[Any]:
-        """Send a task to a partition."""
         future: Future[Any] = Future()
 
         def run() -> None:
