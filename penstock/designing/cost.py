@@ -29,9 +29,9 @@ class Choice:
     Attributes
     ----------
     tables : ndarray of int64
-        The option of each table; -1 if none is chosen yet.
+        The option of each table; -1 if no option is chosen yet.
     routing : ndarray of int64
-        For each procedure, the position of its attribute in `Workload.attributes`; -1 if it has none.
+        For each procedure, the position of its routing attribute in `Workload.attributes`; -1 if it has none.
     """
 
     tables: Numbers
@@ -49,7 +49,7 @@ class Cost:
     coordination : float
         The coordination cost: 0 if no transaction is distributed.
     skew : float
-        The skew factor: 0 if all partitions have the same load, 1 if all but one are idle.
+        The skew factor: 0 if all partitions have the same load, 1 if only one partition is busy.
     single : float
         The share of single-partition transactions.
     """
@@ -64,8 +64,9 @@ class CostModel:
     """Estimates the cost of designs of one workload. One thread at a time may use it.
 
     The cost of an incomplete design is the coordination that the chosen tables and routes cause; its skew is
-    taken as 0. So the cost never falls as more is chosen. The paper assumes that unknown queries run in all
-    partitions, which may overestimate the skew of the complete design (departure from H-Store §4.4.3).
+    taken as 0. So the cost never falls when one more table or route is chosen. The paper assumes that unknown
+    queries run in all partitions, which may overestimate the skew of the complete design (departure from
+    H-Store §4.4.3).
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class CostModel:
     alpha, beta : float
         The weights of coordination and skew.
     memory_bytes : int, optional
-        The memory of a partition. Designs that need more are not feasible.
+        The memory of a partition. Designs that need more memory are not feasible.
 
     Attributes
     ----------
@@ -158,7 +159,7 @@ class CostModel:
         add_bases(masks, workload.bases, routing, workload.procedure, workload.declared_place, every, out)
 
     def speed_up(self, choice: Choice) -> float:
-        """Estimate the throughput with a thread for each partition, as a multiple of one partition's.
+        """Estimate the throughput with a thread per partition, relative to the throughput of one partition.
 
         A distributed transaction is forwarded, and no partition runs meanwhile. The other transactions run in
         their partitions; an interval takes as long as its busiest partition. All transactions are assumed to

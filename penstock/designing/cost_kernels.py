@@ -64,8 +64,9 @@ def add_bases(
     procedure : ndarray
         The procedure of each record.
     declared : ndarray
-        For each record, the index in `masks` of the partitions that it needs if no attribute routes it; -1
-        if they are the same. A record with an index needs all partitions if an attribute routes it wrong.
+        For each record, the index in `masks` of the partitions that the record needs if no attribute routes
+        it; -1 if these are the partitions in its own mask. A record with an index needs all partitions if an
+        attribute routes it wrong.
     every : uint64
         All partitions.
     out : ndarray
@@ -147,7 +148,7 @@ def count_loads(
 def skew_factor(loads: Floats, transactions: Numbers) -> float:
     """Return the skew of the partitions' loads, weighted by the transactions of intervals (Algorithms 2, 3).
 
-    The factor is 0 if all partitions are accessed equally often, and 1 if all but one are idle.
+    The factor is 0 if all partitions are accessed equally often, and 1 if only one partition is busy.
     """
     partitions = loads.shape[1]
     if partitions == 1:

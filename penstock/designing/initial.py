@@ -18,7 +18,7 @@ from penstock.procedures.texts import Numbers
 __all__ = ["declared_choice", "initial_choices", "most_frequent", "route_by_frequency"]
 
 _GRAPH_TRANSACTIONS = 5_000
-"""The transactions from which the access graph is made; it only gives starting points for the search."""
+"""The transactions from which the access graph is made, which only gives the search starting points."""
 
 
 def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
@@ -88,7 +88,7 @@ def _starts(model: CostModel) -> Iterator[Numbers]:
 def _starts_of_pairs(
     workload: Workload, frequent: Numbers, groups: list[frozenset[tuple[str, str]]]
 ) -> Iterator[Numbers]:
-    """Yield designs for pairs of column sets: tables in both sets use both columns, else the first set's."""
+    """Yield designs for pairs of column sets: tables in both sets use both columns, else the first."""
     if not any(len(option.columns) > 1 for options in workload.options for option in options):
         return
     for one, other in permutations(groups, 2):

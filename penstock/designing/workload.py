@@ -85,14 +85,14 @@ class Workload:
         For each option and record, the partitions that the record needs; then, for each record of
         `declared_place`, the partitions that it needs if no attribute routes it.
     fixed : ndarray of uint64
-        The partitions that each record needs in any design, then the same for the records of
+        The partitions that each record needs in any design; then these partitions for the records of
         `declared_place`.
     declared_place : ndarray of int64
         For each record of `Trace.actual`, its second index in `masks`; -1 for other records.
     attributes : tuple of tuple of str
         For each procedure, the attributes that may route it.
     bases : ndarray of int8, two-dimensional
-        For each entry of `attributes` and each record, its base partition; -1 if it has none.
+        For each entry of `attributes` and each record, the record's base partition; -1 if it has none.
     procedure, interval : ndarray of int32
         The procedure and interval of each record.
     record : ndarray of int64

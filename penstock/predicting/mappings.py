@@ -142,8 +142,8 @@ def _equal(
 ) -> Booleans:
     """For each query, return whether its value equals the event's attribute.
 
-    If the attribute is a list, the element at the query's counter is compared. If it has text and the key
-    column has integers, the number that its digits spell is compared.
+    If the attribute is a list, the element at the query's counter is compared. If the attribute is a text and
+    the key column has integers, the number that the digits of the text form is compared.
     """
     array = events.column(attribute.name)
     places = owner
@@ -193,7 +193,7 @@ def _geometric_mean(shares: npt.NDArray[np.float64]) -> float:
 
 
 def base_attribute(trace: ProcedureTrace, sources: tuple[Source, ...]) -> str | None:
-    """Return the attribute that is in the keys of most queries; None if none is."""
+    """Return the attribute that is in the keys of most queries; None if no attribute is in any key."""
     counts = np.bincount(trace.query, minlength=len(trace.names))
     weights: dict[str, int] = {}
     lists = {one.name for one in trace.program.event if one.is_list}

@@ -63,8 +63,8 @@ class Measurements:
     yields : list
         For each choice, the number of candidates, and the number that did not conflict.
     compared : list
-        The same, for choices that have to compare accesses: choices at SP1 and SP2 after the distributed
-        transaction has executed a query there.
+        The same numbers as in `yields`, for choices that have to compare accesses: choices at SP1 and SP2
+        after the distributed transaction has executed a query there.
     """
 
     us: float = 0.0

@@ -178,7 +178,7 @@ class Scheduler:
         return dict(self.rules.summarize(self._unsafe(stall, stall.executed, estimated=True), self._level))
 
     def _precedes(self, is_before: bool) -> bool:
-        """Return whether transactions precede one that has executed nothing at their partition."""
+        """Return whether transactions precede a stalled one that has executed nothing at their partition."""
         return is_before and not self._keeps_order
 
     def _unsafe(self, stall: Stall, executed: int, *, estimated: bool) -> list[Step]:
@@ -234,8 +234,8 @@ class Scheduler:
 
         The transaction must start again if it conflicts with a transaction that ran meanwhile, and at least
         one of the two left its estimated path. With ``occ``, it must start again if their accesses conflict.
-        Transactions that ran before it executed anything here, or after it had executed everything, are not
-        checked.
+        Transactions that ran here before the distributed transaction executed anything, or after it had
+        executed everything, are not checked.
         """
         one = stall.transaction
         optimistic = self.mode == "occ"

@@ -33,7 +33,7 @@ class State(Protocol):
         """Return the whole current state, in p-units of bounded size, which later changes do not affect."""
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in their order."""
+        """Apply p-units in their order."""
 
 
 class BucketFiles:
@@ -97,7 +97,7 @@ class BucketFiles:
         return Handle((*before, Link(pointer, size_bytes)), base, superseded, before_it, snapshot)
 
     def _restore(self, state: State, links: Sequence[Link], units: Iterable[PUnit]) -> None:
-        """Apply the units of some files; an error names its file."""
+        """Apply the p-units of some files; an error names the file."""
         at = -1
 
         def count_units() -> Iterator[PUnit]:

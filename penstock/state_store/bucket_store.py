@@ -11,7 +11,7 @@ snapshot's parts, and then its *own file*, which only names the parts. The heade
 versions record that the snapshot was begun, and the name of its own file. So any process can find the
 snapshot, and no process begins another snapshot while this one may be adopted. If no commit adopts the
 snapshot in time, its writer is considered lost. Then the commit that begins the next snapshot also writes it,
-because workers may not live long enough to write one in the background.
+because workers may not live long enough to write a snapshot in the background.
 
 Spark may commit more than one attempt at a version. With speculation, or if a lost executor still runs, Spark
 may have the pointer of one attempt in an executor's memory and the pointer of a *sibling* on disk. A task

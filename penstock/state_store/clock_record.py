@@ -3,8 +3,8 @@
 With a budget of time, or the policies linecutting or freshest, an operator's output depends on the clock. A
 micro-batch may run again after a sink has taken the output of an earlier attempt. A sink that skips known
 micro-batches would then miss rows that only the later attempt serves. The output is a function of the state,
-the ordered arrivals and the clock. So an attempt records the clock readings before its output is visible, and
-an attempt that finds a record replays the readings.
+the ordered arrivals and the clock. So the first attempt records the clock readings before its output is
+visible, and a later attempt that finds a record replays the readings.
 
 A record is a file beside the versions of a bucket, ``<number>-<file id of the parent>.clock``, where the
 number is the version that follows the parent. It is a p-unit, and becomes garbage by the same rule as a

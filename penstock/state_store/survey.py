@@ -1,6 +1,6 @@
 """Survey of a bucket without Spark: versions, chains, sizes, damage and garbage.
 
-`penstock.state_store.location.find_operators` finds the buckets, `survey_bucket` examines one, and
+`penstock.state_store.location.find_operators` finds the buckets, `survey_bucket` examines a bucket, and
 `delete_garbage` deletes its garbage.
 
 The committed version is stored only in the checkpoint (`penstock.spark_ext.state_reader.committed`). With the

@@ -1,7 +1,7 @@
 """The accesses of transactions whose events do not determine their partitions, from a run in Python.
 
 An attribute of the event may still lead to the partition of most of these transactions: their routing
-attribute (H-Store §4.2). Only a run shows which rows they access.
+attribute (H-Store §4.2). Only a run shows which rows these transactions access.
 """
 
 from __future__ import annotations

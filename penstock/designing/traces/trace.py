@@ -67,8 +67,8 @@ class Trace:
     procedures : tuple of str
         The procedures; transactions refer to them by position.
     attributes : tuple of tuple of str
-        For each procedure, the attributes by which its transactions may be routed; none if Penstock routes
-        them by their accesses alone.
+        For each procedure, the attributes by which its transactions may be routed; empty if Penstock routes
+        the transactions by their accesses alone.
     procedure : ndarray of int32
         For each transaction, its procedure.
     routes : ndarray of int64, two-dimensional
@@ -90,7 +90,8 @@ class Trace:
         Whether the accesses were recorded in a run; then an attribute may determine where a transaction
         begins.
     actual : Trace, optional
-        The same transactions, but those with `attributes` have the accesses that they made in a run.
+        The same transactions, but the transactions of procedures with `attributes` have the accesses that
+        they made in a run.
     """
 
     database: Database

@@ -86,8 +86,8 @@ class MarkovModel:
         partition.
     risk : ndarray
         For each vertex, the greatest `abort` of all vertices of the same invocation of the same query,
-        whatever their partitions. If too few transactions have reached these vertices to prove anything, it
-        is 1.
+        whatever their partitions. The risk is 1 if too few transactions have reached these vertices to prove
+        anything.
     reads, changes, finish : ndarray, two-dimensional
         For each vertex and partition, the probabilities that the transaction reads the partition from this
         query on, writes the partition from this query on, and does not access the partition after this
@@ -145,7 +145,7 @@ class MarkovModel:
         return [BEGIN, *vertices, ABORT if aborted else COMMIT]
 
     def probability(self, one: int, other: int) -> float:
-        """Return the probability that a vertex is followed by another."""
+        """Return the probability that vertex `other` follows vertex `one`."""
         total = sum(self.edges[one].values())
         return self.edges[one].get(other, 0) / total if total else 0.0
 

@@ -41,7 +41,8 @@ Masks = npt.NDArray[np.uint64]
 class _Kind:
     """The models of one kind of transactions, and the predictions made with them.
 
-    Transactions whose events agree in all that the models read share one prediction, which has a number.
+    Transactions whose events are equal in all attributes that the models read share one prediction, which has
+    a number.
     """
 
     def __init__(self, models: ProcedureModels, parameters: Parameters, threshold: float) -> None:
@@ -114,9 +115,9 @@ class _Kind:
 class RunningPredictor:
     """Predicts the transactions of an open database; see `TransactionPredictor`.
 
-    Estimates are made once for all events that agree in what the models read. After four calls in a row with
-    a wrong prediction, the procedure's next call runs without predictions. Each further wrong call in a row
-    doubles the number of calls that do so.
+    Estimates are made once for all events that are equal in the attributes that the models read. After four
+    calls in a row with a wrong prediction, the procedure's next call runs without predictions. Each further
+    wrong call in a row doubles the number of calls that run without predictions.
 
     Parameters
     ----------

@@ -107,7 +107,7 @@ class CommandLog:
     Attributes
     ----------
     calls_for_checkpoint : int
-        The calls since the last checkpoint after which another is due.
+        The number of calls since the last checkpoint after which the next checkpoint is due.
 
     Raises
     ------

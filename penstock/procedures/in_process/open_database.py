@@ -276,7 +276,7 @@ class OpenDatabase:
         *,
         batch: str | None = None,
     ) -> pa.Table:
-        """Run a transaction, or a round of a workflow, for each row in order; return a row for each.
+        """Run a transaction, or a round of a workflow, for each row in order; return rows of results.
 
         The last column, ``rejected``, has the reason why a transaction was rejected; it is null if the
         transaction was committed.

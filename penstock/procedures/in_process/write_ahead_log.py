@@ -141,7 +141,7 @@ class WriteAheadLog:
             raise FencedError("another process has opened this database", location=self._directory.parent)
 
     def _go_on(self, size_bytes: int) -> None:
-        """Go on with the next part if this one has no room for a record, and the next one is ready."""
+        """Go on with the next part if it is ready, and this part has no room for a record."""
         used = self._file.size_bytes
         if self._next is None:
             if used < (self._room_bytes // 2 or self._bytes_before_room):

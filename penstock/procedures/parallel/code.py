@@ -1,7 +1,7 @@
 """The kernel that runs transactions in an order other than their events' order.
 
-The parallel code is the serial kernel with three changes. A schedule determines which transaction comes
-next. A look-up returns the version of a row that the transaction reads, if the row has changed since then.
+The parallel code is the serial kernel with three changes. A schedule determines which transaction comes next.
+If a row has changed in the meantime, a look-up returns the version of the row that the transaction must read.
 An insert or delete ends the run, because events that may insert or delete never get here.
 """
 

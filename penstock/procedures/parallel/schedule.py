@@ -5,12 +5,12 @@ All numbers are in one array; the numbers of different threads are in different 
     0   the next head of a chain, or the next place of the order, that a thread takes
     16  `LINES` numbers of thread 0, then those of thread 1, and so on
 
-``levels`` takes transactions in the order of their levels, once all transactions of lower levels are done.
-In ``split``, rows belong to threads. A thread goes through the transactions in order and runs those whose
-first row is its own, once the threads of the other rows have arrived at the transaction and wait. ``chains``
-runs a transaction that is at the head of all of its operation chains. Such a transaction is in the queue of
-the thread that found it; a thread whose queue is empty steals from the queues of other threads (TStream
-§IV-C, §IV-E).
+``levels`` takes transactions in the order of their levels, once all transactions of lower levels are done. In
+``split``, rows belong to threads. A thread goes through the transactions in order and runs each transaction
+whose first row belongs to the thread, once the threads of the other rows have arrived at the transaction and
+wait. ``chains`` runs a transaction that is at the head of all of its operation chains. Such a transaction is
+in the queue of the thread that found it; a thread whose queue is empty steals from the queues of other
+threads (TStream §IV-C, §IV-E).
 
 Queues are not reused within a run: a transaction enters one queue, once. So a place that was read before a
 successful swap of the queue's head still holds its transaction.
@@ -31,7 +31,7 @@ __all__ = [
 CHAINS, LEVELS, SPLIT = range(3)
 
 ENDED, IDLE = -1, -2
-"""`ENDED`: no transaction is left for this thread. `IDLE`: none is ready now."""
+"""`ENDED`: no transaction is left for this thread. `IDLE`: no transaction is ready now."""
 
 TAKEN = 0
 """The place of the number that all threads share."""

@@ -4,8 +4,9 @@ An operation is the access of a transaction to one row: a read or a write. The o
 are ``offsets[t]`` to ``offsets[t + 1]``. The chain of a row links its operations in the order of their
 transactions (TStream §IV-C1).
 
-A reader before a later writer gets a version, so that the writer does not wait for it. A version is a copy of
-the row in a slot after the slots in use. Versions are garbage when the batch has ended (TStream §IV-C2).
+A reader before a later writer gets a version, so that the writer does not wait for the reader. A version is a
+copy of the row in a slot after the slots in use. Versions are garbage when the batch has ended (TStream
+§IV-C2).
 """
 
 from __future__ import annotations

@@ -207,7 +207,8 @@ class Forwarding:
     def exported(self) -> dict[str, pa.Schema]:
         """For each table the columns of the rows that buckets export.
 
-        If the program does not change a table, those are the key and the columns that its kernel names.
+        If the program does not change a table, these columns are the table's key and the columns that the
+        program's kernel names.
         """
         named = {node.id for node in ast.walk(ast.parse(self.program.source)) if isinstance(node, ast.Name)}
         changed = {change[1] for change in self.program.changes}
@@ -281,7 +282,7 @@ class Forwarding:
 
 
 def _complete(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows with all columns; nothing reads those that are missing."""
+    """Return rows with all columns; missing columns, which nothing reads, are null."""
     arrays = [
         rows.column(field.name) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)
         for field in schema

@@ -52,9 +52,9 @@ class PartitionDesign(StoredText):
         For each procedure, the values that determine the partitions of a transaction, as
         `OpenDatabase.explain` names them.
     routing : mapping of str to str
-        The routing attribute of each procedure that has one: its hash gives the partition in which a
-        transaction runs. This is for procedures whose events do not determine the partitions. A transaction
-        that accesses another partition runs over all partitions instead.
+        The routing attribute of each procedure that has one. The hash of the attribute gives the partition in
+        which a transaction runs. This is for procedures whose events do not determine the partitions. A
+        transaction that accesses another partition runs over all partitions instead.
     """
 
     database: str
@@ -198,7 +198,7 @@ class PartitionDesign(StoredText):
 
         Penstock finds a procedure's route from the keys that it accesses, or from its ``route=``. A design
         cannot change the route, because transactions that access rows outside of a named route are rejected.
-        It may name a routing attribute for a procedure whose events do not determine its partitions.
+        A design may name a routing attribute for a procedure whose events do not determine its partitions.
 
         Raises
         ------

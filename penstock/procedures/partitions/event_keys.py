@@ -24,7 +24,7 @@ from penstock.procedures.texts import Numbers
 __all__ = ["EventKeys", "Lookup"]
 
 _RESOURCES_PER_KEY = 16
-"""The resource numbers per key: so many that collisions forward few transactions."""
+"""Resource numbers per key: large enough that collisions cause few transactions to be forwarded."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Lookup = Callable[[Found, Sequence[Any]], tuple[Numbers, pa.RecordBatch]]
@@ -92,7 +92,7 @@ class EventKeys:
         return forward(starts, resources, needed, np.zeros(size, np.bool_))
 
     def first(self, homes: Numbers, partitions: int) -> npt.NDArray[np.bool_]:
-        """Return which transactions must end before the forwarded ones begin; see `find_first`.
+        """Return which transactions must end before forwarded transactions begin; see `find_first`.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class EventKeys:
         return np.arange(self.events.num_rows) if events is None else events, columns
 
     def by_event(self) -> tuple[Numbers, Numbers]:
-        """Return the position of each event's first partition, and last their number; and the partitions."""
+        """Return the position of each event's first partition, their total number, and the partitions."""
         starts, order, needed = self._in_order(self._distinct_partitions)
         return starts, needed[order]
 
@@ -237,7 +237,7 @@ class EventKeys:
         return values
 
     def _starts(self, origin: Origin | None) -> Numbers | None:
-        """Return the position of each event's first value, then their number; None if each has one."""
+        """Return where each event's values begin, then the number of values; None if each event has one."""
         if isinstance(origin, Found):
             return self._rows(origin)[0]
         if origin is None or not self._columns[origin].is_list:

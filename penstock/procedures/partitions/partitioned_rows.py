@@ -1,13 +1,13 @@
 """Rows in several partitions, look-ups in their indexes, and tables that are gathered at the coordinator.
 
 H-Store replicates a secondary index on all partitions, so that a look-up finds the partition (H-Store
-§3.4.1). Here all partitions are in one memory, and none changes while a call is split. So the index of each
-partition is read, and no copy has to be kept.
+§3.4.1). Here all partitions are in one memory, and no partition changes while a call is split. So the index
+of each partition is read, and no copy has to be kept.
 
 A transaction over several partitions locks them all (H-Store §3.3). If many transactions need several
 partitions, moving their rows to the coordinator and back with each call would take longer than running all
-transactions there. So the rows of their tables stay at the coordinator until most transactions need one
-partition again.
+transactions at the coordinator. So the rows of their tables stay at the coordinator until most transactions
+need one partition again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class GatheredTables:
         """Gather or scatter tables if that pays; return whether transactions run over gathered tables.
 
         Each transaction over several partitions adds its cost to a debt, and each other transaction subtracts
-        one. Tables are gathered once the debt reaches their number of rows, and scattered once it is 0.
+        1. Tables are gathered once the debt reaches their number of rows, and scattered once it is 0.
 
         Parameters
         ----------

@@ -375,7 +375,7 @@ class PartitionedTables:
             self._coordinator[table].upsert(rows, dirty=False)
 
     def forget_deleted(self) -> None:
-        """Forget deleted keys and unused texts. A later delta would lack them, so none may follow."""
+        """Forget deleted keys and unused texts. No delta may follow, because it would lack them."""
         for part in (*self._partitions, self._coordinator):
             part.forget_deleted()
 
@@ -422,7 +422,7 @@ class PartitionedTables:
         self.transactions = self._partitions[0].transactions
 
     def _split_blocks(self, unit: PUnit) -> list[dict[str, pa.RecordBatch]]:
-        """Return the blocks of a unit for each partition and for the coordinator."""
+        """Return the blocks of a p-unit for each partition and for the coordinator."""
         shares: list[dict[str, pa.RecordBatch]] = [{} for _ in range(self.partitions + 1)]
         for block_name, block in unit.blocks.items():
             name, _, kind = block_name.rpartition("/")

@@ -135,7 +135,7 @@ def keys_of(program: Program, access: Access, places: tuple[int, ...]) -> Iterat
     program : Program
         The program.
     access : Access
-        One of its accesses.
+        An access of the program.
     places : tuple of int
         See `Keys`.
     """

@@ -1,7 +1,7 @@
 """The rows that transactions of an open database may access, from the compiled access lists.
 
-A row is a number, so all rows of many transactions are three arrays, and a kernel finds which transactions
-may run before earlier ones.
+Each row has a number, so three arrays hold the accesses of many transactions, and a kernel finds which
+transactions may run before earlier transactions.
 """
 
 from __future__ import annotations
@@ -48,24 +48,25 @@ def choose_early(
     marks: Masks,
     chosen: Booleans,
 ) -> int:
-    """Choose the waiting transactions that may run before all others; return how many of the wanted may not.
+    """Choose wanted transactions that may run before all others; return how many wanted ones are not chosen.
 
-    Such a transaction is wanted, and conflicts with no waiting transaction before it that is not chosen, nor
-    with an access that is marked already. So the chosen ones can run first, in their order.
+    A wanted transaction is chosen if it conflicts with no marked access, and with no earlier transaction that
+    waits and is not chosen. So the chosen transactions can run first, in their order.
 
     Parameters
     ----------
     starts : ndarray
         The place of each transaction's first access, then the number of accesses.
     bits, slots : ndarray
-        The statement of each access, and a number of the row. Equal rows have equal numbers; if different
-        rows do, fewer transactions are chosen.
+        The statement of each access, and a number of the row. Equal rows have equal numbers. If different
+        rows have equal numbers, too, fewer transactions are chosen.
     same, always : ndarray
-        For each statement, those with which it conflicts on the same row, and on any rows.
+        For each statement, the statements with which it conflicts on the same row, and on any rows.
     waits, wanted : ndarray
-        Which transactions wait, and which of them may be chosen.
+        Which transactions wait, and which of the waiting transactions are wanted.
     marks : ndarray
-        The statements of marked accesses by slot, then of all of them; changed in place.
+        The statements of marked accesses by slot, then the statements of all marked accesses; changed in
+        place.
     chosen : ndarray
         Receives true for each chosen transaction.
     """
@@ -172,7 +173,7 @@ class Footprints:
 
     @property
     def shares_numbers(self) -> bool:
-        """Whether some statements may soon share a number; then `rules` has other numbers than `bit`."""
+        """Whether statements may soon share a number. Then the numbers in `rules` differ from `bit`."""
         return len(self._bits) > _BITS // 2
 
     def rules(self) -> ConflictRules:
@@ -184,8 +185,8 @@ class Footprints:
     def bit(self, statement: Statement) -> int:
         """Return the number of a statement, and note its conflicts.
 
-        If there are more than 64 statements, some share a number, so they conflict with what any of them
-        conflicts with.
+        If there are more than 64 statements, some statements share a number. Such a statement conflicts with
+        all statements with which any statement of its number conflicts.
         """
         if statement not in self._bits:
             bit = self._bits[statement] = len(self._bits) % _BITS

@@ -12,7 +12,7 @@ __all__ = ["Access", "PathModel", "statement_of"]
 
 Key = tuple[Any, ...]
 _VERBS = {"read": True, "select": False, "delete": True}
-"""The verbs of the statements, and whether they name a row. Any change is one, of all columns."""
+"""The verbs of statements, and whether they name a row. Every change is a ``delete``, of all columns."""
 
 
 class Access(NamedTuple):
@@ -33,8 +33,8 @@ def statement_of(verb: str, spec: TableSpec, *, has_key: bool = True) -> Stateme
 class PathModel:
     """The accesses of a procedure's latest transaction, and the attributes that were their keys so far.
 
-    An attribute is the mapping of a key's column if it has had the column's value whenever the procedure took
-    the same path (H-Store §5.3.1). If no attribute is, the key is unknown.
+    A key's column is mapped to an attribute if the attribute has had the column's value whenever the
+    procedure took the same path (H-Store §5.3.1). If a column is mapped to no attribute, the key is unknown.
     """
 
     def __init__(self) -> None:

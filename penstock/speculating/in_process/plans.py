@@ -1,4 +1,4 @@
-"""Requests that wait, and which of them may run before earlier ones (H-Store §6.3.1)."""
+"""Requests that wait, and the requests among them that may run before earlier requests (H-Store §6.3.1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Early", "Kind", "Offer", "Plan"]
 
 _SLOTS_PER_ACCESS = 16
-"""The numbers of rows per access: so many that few different rows have the same number."""
+"""Row numbers per access: large enough that few different rows have the same number."""
 
 _MERGED_TYPES = GROUPED_TYPES | {Decimal, list}
 """Types whose values Arrow casts to the event's type, whatever type it infers from them."""
@@ -41,9 +41,9 @@ class Kind:
     procedure, program, events
         The procedure, its program, and the events.
     places : ndarray
-        The place of each of them among all requests.
+        The place of each event's request among all requests.
     homes : ndarray
-        The partition of each of them; a number below 0 if it needs several.
+        The partition of each request; a number below 0 if the request needs several partitions.
     """
 
     procedure: str
@@ -62,11 +62,11 @@ class Early:
     kind : Kind
         All requests of the kind.
     taken : ndarray of bool
-        Which of them run.
+        Which requests of the kind run.
     results : pyarrow.RecordBatch or None
         The results of `done`.
     done : ndarray of int64
-        The places of the requests that have run, among those of the kind.
+        The places of the requests that have run, among the requests of the kind.
     """
 
     kind: Kind
@@ -84,7 +84,7 @@ def _signature(request: Request) -> object:
 
 
 class Plan:
-    """Requests in their order, of which those without conflicts run early.
+    """Requests in their order; requests without conflicts run early.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class Plan:
         stalled: Booleans | None = None,
         accesses: Footprint | None = None,
     ) -> tuple[Booleans, int]:
-        """Return which requests may run early, and how many of the wanted may not.
+        """Return which requests may run early, and how many wanted requests may not.
 
         Parameters
         ----------
@@ -174,7 +174,7 @@ class Plan:
         return chosen, choose_early(*lists, waits[:end], wanted[:end], marks, chosen)
 
     def take(self) -> Numbers:
-        """Take the requests that run next, all of one signature: the first, and all that may run with it."""
+        """Take the requests that run next: the first, and all of the same signature that may run with it."""
         first = int(np.argmax(self.waits))
         number = self._signatures[first]
         if self._is_known[first]:
@@ -221,7 +221,7 @@ class Plan:
             yield kind, chosen[kind.places], conflicts, run
 
     def count_conflicts(self, stalled: Numbers, taken: Sequence[Numbers]) -> int:
-        """Return how many requests should not have run beside others; `taken` has those of each kind."""
+        """Return how many of the requests that ran beside others (`taken`, by kind) should not have run."""
         waits, running = self.waits.copy(), np.zeros_like(self.waits)
         running[stalled] = True
         conflicts = 0

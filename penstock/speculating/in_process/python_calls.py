@@ -4,10 +4,10 @@ The control code runs in the thread of the base partition. All partitions belong
 
 1. Each partition first runs the queries that the transaction is expected to request (the tracking table).
 2. The base partition runs the control code. If this needs a row of another partition that has not arrived,
-   the base waits (SP1). The others wait for its queries (SP2).
+   the base waits (SP1). The other partitions wait for queries of the base (SP2).
 3. Each partition applies the transaction's changes to its rows, and waits for all others (SP3).
 4. If a transaction or request did not keep to its estimated path, and this may have changed a result, the
-   requests that depend on that are undone, and the transaction starts again.
+   requests that depend on this result are undone, and the transaction starts again.
 
 While a partition waits, it runs requests that the scheduler finds, as one batch. Results are as if all
 requests ran in their order: a request that runs at SP1 or SP2 conflicts with no access of the transaction.
@@ -80,7 +80,7 @@ class PythonCall:
     batches : StallBatches
         Ran these requests.
     prefetched, used : int
-        The queries that ran before they were requested, and those of them that were requested.
+        The queries that ran before they were requested, and how many of these were requested later.
     restarts : int
         How often the transaction started again.
     """

@@ -1,4 +1,4 @@
-"""Queued requests of an open database; later requests may run before earlier ones, or beside them."""
+"""Queued requests of an open database; later requests may run before, or beside, earlier requests."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class QueuedGroups:
     def _planned(
         self, groups: Sequence[Sequence[Request]], speculation: Speculation
     ) -> Iterator[Sequence[Request]]:
-        """Yield requests that run in one call: the first, and all that may run with it."""
+        """Yield requests that run in one call: the first request, and all requests that may run with it."""
         plan = Plan(groups, speculation, self._programs.find)
         early = calls = 0
         while plan.waits.any():
@@ -128,7 +128,7 @@ class QueuedGroups:
 
 
 def _count_first(plan: Plan, first: int, group: Numbers) -> int:
-    """Return how many requests of a group run in their turn: those before the first one that still waits."""
+    """Return how many requests of a group run in their turn: those before the first waiting request."""
     later = np.flatnonzero(plan.waits[first:])
     return int(np.searchsorted(group, first + later[0])) if len(later) else len(group)
 

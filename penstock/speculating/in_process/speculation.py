@@ -62,7 +62,7 @@ TOO_LONG_DECAY = 0.95
 _WEIGHT = 0.2
 """The weight of the latest time in the mean."""
 _SINGLE, _STALLED, _MOVING = "single", "stalled", "moving"
-"""A program's times: of a single-partition transaction, of a forwarded one, and to move the latter's rows."""
+"""A program's times: for a single-partition transaction, a forwarded transaction, and a move of its rows."""
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,15 +9,15 @@ from statistics import median
 __all__ = ["Trials"]
 
 MEASURED = 9
-"""The number of latest times whose median counts; the first one is left out, because it compiles."""
+"""The number of latest times whose median is used, without the very first time, which compiles."""
 FIRST_TRIALS = 3
-"""The new way is measured this often before the old one is tried."""
+"""The new way is measured this often before the old way is tried."""
 MAX_LOSS = 0.02
 """The slower way is tried again while its trials have cost less than this share of all time."""
 
 
 _BITS_PER_SIZE = 3
-"""Work of up to eight times as many items counts as of the same size."""
+"""Work with up to eight times as many items is treated as work of the same size."""
 
 
 @dataclass(slots=True)

@@ -122,7 +122,7 @@ class RowStore:
     schema : pyarrow.Schema
         The columns, with any type of a Spark column.
     min_garbage_bytes : int
-        `compact` collects garbage in a column only if there are at least this many bytes of it.
+        `compact` collects garbage in a column only if the column has at least this many bytes of garbage.
 
     Raises
     ------

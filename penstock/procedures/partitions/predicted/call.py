@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviationError", "Kernel", "PredictedCall", "UndoLog", "tables_written"]
 
 MOST_WAVES = 8
-"""If a call needs more waves, or moves more rows than it has events, it has one wave and nothing is late."""
+"""A call that needs more waves, or moves more rows than it has events, gets one wave, and no late runs."""
 UNDO_LOG_IS_FULL = -1
 """The number in ``control[0]`` if the undo log has no space; see `TableSet.make_room`."""
 _HIGHEST = np.iinfo(np.int64).max

@@ -28,8 +28,8 @@ class Prediction:
     partitions : ndarray of uint64
         A bit for each partition that a transaction accesses (OP1 and OP2).
     written : ndarray of uint64
-        A bit for each partition that it writes. In each other partition, it is finished once it has read its
-        rows there (OP4).
+        A bit for each partition that a transaction writes. In each other partition, the transaction is
+        finished once it has read its rows there (OP4).
     undo : ndarray of bool
         Whether a transaction may be rejected after it has written, so that it needs an undo log (OP3).
     """

@@ -36,7 +36,7 @@ def routing_attributes(program: Program | PlainProgram) -> tuple[str, ...]:
 
 
 def routing_obstacle(program: Program | PlainProgram, placements: Mapping[str, Placement]) -> str | None:
-    """Return why no attribute can route a program's transactions; None if one can."""
+    """Return why no attribute can route a program's transactions; None if an attribute can."""
     if find_route(program, placements).obstacle is None:
         return "its event determines the partitions already"
     if isinstance(program, PlainProgram) or not can_guard(program, placements):
@@ -79,7 +79,7 @@ class AttributePredictor:
     """Predicts transactions by routing attributes; see `TransactionPredictor`.
 
     After four calls in a row with a wrong prediction, the procedure's next call runs without predictions.
-    Each further wrong call in a row doubles the number of calls that do so.
+    Each further wrong call in a row doubles the number of calls that run without predictions.
 
     Parameters
     ----------

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["PredictedRuns", "use_predictor"]
 
 MOST_FORWARDED = 0.5
-"""If predictions would forward more than this share of a call, one thread is as fast without them."""
+"""If predictions would forward more than this share of a call, one thread without predictions is as fast."""
 MOST_COPIED = 16
-"""If the tables to copy or to move have more rows for each event, that takes longer than predictions save.
+"""If the tables to copy or move have more rows for each event, this takes longer than predictions save.
 
 Calls with more rows to copy have undo logs instead, if the program can have them.
 """
