@@ -88,7 +88,7 @@ def _starts(model: CostModel) -> Iterator[Numbers]:
 def _starts_of_pairs(
     workload: Workload, frequent: Numbers, groups: list[frozenset[tuple[str, str]]]
 ) -> Iterator[Numbers]:
-    """Yield designs for pairs of column sets: tables in both sets use both columns, else the first."""
+    """Yield designs for pairs of column sets: tables in both sets use both columns, else the first set's."""
     if not any(len(option.columns) > 1 for options in workload.options for option in options):
         return
     for one, other in permutations(groups, 2):
