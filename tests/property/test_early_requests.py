@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -237,3 +240,73 @@ def test_work_of_other_sizes_is_measured_by_itself() -> None:
     play(trials, {True: 2.0, False: 1.0}, 100)
     assert trials.choose("work", 100_000)
     assert trials.choose("other", 100)
+
+
+def answers(db: OpenDatabase, *asked: tuple[str, dict[str, Any]]) -> list[Any]:
+    """Run requests; return their results, or the classes of their errors."""
+    requests = [Request(procedure, attributes) for procedure, attributes in asked]
+    db._run_groups(list(group_requests(requests)))
+    found = []
+    for request in requests:
+        error = request.future.exception(60)
+        found.append(next(iter(request.future.result().values())) if error is None else type(error))
+    return found
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_times_are_keys_of_integers_and_integers_of_times(speculate: bool) -> None:
+    made = penstock.database("times")
+    made.table("t", "id bigint, v bigint NOT NULL", key="id", partition_by="id")
+    made.table("s", "day date, v bigint NOT NULL", key="day", partition_by="day")
+
+    @made.procedure(event="d date", returns="v bigint")
+    def by_day(e: Any, t: Any) -> Any:
+        t[e.d].v += 1
+        return t[e.d].v
+
+    @made.procedure(event="n bigint", returns="v bigint")
+    def by_number(e: Any, s: Any) -> Any:
+        s[e.n].v += 1
+        return s[e.n].v
+
+    day = date(1970, 1, 6)
+    with made.open(partitions=2, speculate=speculate) as db:
+        db.load("t", {"id": [5, 6], "v": [10, 0]})
+        db.load("s", {"day": [day, date(1970, 1, 7)], "v": [20, 0]})
+        one, other = ("by_day", {"d": day}), ("by_number", {"n": 5})
+        assert answers(db, one, other, one, other) == [11, 21, 12, 22]
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_lists_of_an_event_that_is_not_declared_keep_their_own_types(speculate: bool) -> None:
+    made = penstock.database("undeclared")
+    made.table("t", "id bigint, v bigint NOT NULL", key="id", partition_by="id")
+
+    @made.procedure(returns="n bigint")
+    def count(e: Any, t: Any) -> Any:
+        n = 0
+        for one in e.ids:
+            n += t[one].v
+        return n
+
+    with made.open(partitions=2, speculate=speculate) as db:
+        db.load("t", {"id": [1, 2], "v": [3, 4]})
+        found = answers(db, *(("count", {"ids": ids}) for ids in ([1], [], [2])))
+        assert found == [3, InvalidUsageError, 4]
+
+
+def test_statements_are_numbered_by_several_threads_at_once() -> None:
+    footprints = Footprints(bank(), {}, "rows")
+    statements = [
+        [Statement("write", "t", KEY, frozenset([f"{thread}{n}"]), True) for n in range(15)]
+        for thread in "ab"
+    ]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for found in pool.map(lambda some: list(map(footprints.bit, some)), statements):
+                assert len(set(found)) == 15
+    finally:
+        sys.setswitchinterval(before)
+    assert sorted(footprints._bits.values()) == list(range(30))

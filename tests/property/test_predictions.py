@@ -28,6 +28,7 @@ from penstock.procedures.language import abort
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.predicted import guard_kernels, guards, run
+from penstock.procedures.partitions.predicted.call import MOST_KEPT_ENTRIES, UndoLog
 from penstock.procedures.partitions.predicted.prediction import Prediction
 from penstock.procedures.schema import TableSpec
 from tests import naive_walks
@@ -564,3 +565,11 @@ def test_a_late_transaction_beside_a_write_that_was_not_predicted_runs_again() -
         assert db.run("walk", events) == serial.run("walk", events)
         assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
     assert (fixed.right, fixed.wrong) == (0, 1)
+
+
+def test_a_large_undo_log_is_dropped_after_its_call() -> None:
+    log, small = UndoLog(), len(UndoLog().arrays[0])
+    while len(log.arrays[0]) <= MOST_KEPT_ENTRIES:
+        log.grow()
+    log.release()
+    assert len(log.arrays[0]) == small

@@ -6,6 +6,7 @@ transactions may run before earlier transactions.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,16 @@ Booleans = npt.NDArray[np.bool_]
 Masks = npt.NDArray[np.uint64]
 _BITS = 64
 _SAME_ROW = 1
+
+
+def _cast_key(values: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
+    """Convert values to the type of a key column as transactions do: times are stored integers."""
+    if values.type == kind:
+        return values
+    for temporal in (values.type, kind):
+        if pa.types.is_temporal(temporal):
+            values = values.cast(pa.int32() if temporal.bit_width == 32 else pa.int64(), safe=False)
+    return values.cast(kind, safe=False)
 
 
 @kernel
@@ -136,11 +147,20 @@ class Footprints:
         self._bits: dict[Statement, int] = {}
         self._rules: ConflictRules | None = None
         self.same, self.always = np.zeros(_BITS, np.uint64), np.zeros(_BITS, np.uint64)
+        # Requests are planned while another thread's call registers statements.
+        self._lock = threading.RLock()
+
+    def declares_event(self, procedure: str) -> bool:
+        """Return whether a procedure declares the types of its event."""
+        found = self._database.procedures.get(procedure)
+        return found is not None and found.event is not None
 
     def make(self, program: Program, keys: EventKeys) -> Footprint:
         """Return the rows that a program's transactions may access."""
-        if program.digest not in self._known:
-            self._known[program.digest] = [(self.bit(one), one, at) for one, at in self._statements(program)]
+        with self._lock:
+            if program.digest not in self._known:
+                statements = self._statements(program)
+                self._known[program.digest] = [(self.bit(one), one, at) for one, at in statements]
         tables = {spec.name: spec for spec in program.tables}
         everything = np.arange(keys.events.num_rows)
         found: dict[Keys, tuple[Numbers, Numbers]] = {}
@@ -166,7 +186,7 @@ class Footprints:
     def number_rows(self, spec: TableSpec, keys: Sequence[pa.Array[Any] | None]) -> Numbers:
         """Return a number of each row, from the columns of its key."""
         return mix_hashes([
-            hash_values(column, one.cast(column.type, safe=False))
+            hash_values(column, _cast_key(one, column.type))
             for column, one in zip(spec.key_columns, keys, strict=True)
             if one is not None
         ])  # fmt: skip
@@ -178,9 +198,10 @@ class Footprints:
 
     def rules(self) -> ConflictRules:
         """Return the rules of all statements so far."""
-        if self._rules is None or len(self._rules.statements) < len(self._bits):
-            self._rules = ConflictRules(self._bits)
-        return self._rules
+        with self._lock:
+            if self._rules is None or len(self._rules.statements) < len(self._bits):
+                self._rules = ConflictRules(self._bits)
+            return self._rules
 
     def bit(self, statement: Statement) -> int:
         """Return the number of a statement, and note its conflicts.
@@ -188,18 +209,19 @@ class Footprints:
         If there are more than 64 statements, some statements share a number. Such a statement conflicts with
         all statements with which any statement of its number conflicts.
         """
-        if statement not in self._bits:
-            bit = self._bits[statement] = len(self._bits) % _BITS
-            for other, place in self._bits.items():
-                by_row = conflict_by_row(statement, other)
-                if not by_row:
-                    continue
-                for one, another in ((bit, place), (place, bit)):
-                    mark = np.uint64(1 << another)
-                    self.same[one] |= mark
-                    if by_row > _SAME_ROW or self._level == "tables":
-                        self.always[one] |= mark
-        return self._bits[statement]
+        with self._lock:
+            if statement not in self._bits:
+                bit = self._bits[statement] = len(self._bits) % _BITS
+                for other, place in self._bits.items():
+                    by_row = conflict_by_row(statement, other)
+                    if not by_row:
+                        continue
+                    for one, another in ((bit, place), (place, bit)):
+                        mark = np.uint64(1 << another)
+                        self.same[one] |= mark
+                        if by_row > _SAME_ROW or self._level == "tables":
+                            self.always[one] |= mark
+            return self._bits[statement]
 
     def _statements(self, program: Program) -> Iterator[tuple[Statement, Keys | None]]:
         tables = {spec.name: spec for spec in program.tables}

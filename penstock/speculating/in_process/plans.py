@@ -15,7 +15,7 @@ from penstock.procedures.compiler.program import Program, event_schema
 from penstock.procedures.in_process.arrow_rows import arrow_errors, batches_of
 from penstock.procedures.in_process.request_queue import GROUPED_TYPES
 from penstock.procedures.texts import Numbers
-from penstock.speculating.in_process.footprints import Booleans, Footprint, choose_early
+from penstock.speculating.in_process.footprints import Booleans, Footprint, Footprints, choose_early
 
 if TYPE_CHECKING:
     from penstock.procedures.in_process.request_queue import Request
@@ -26,8 +26,8 @@ __all__ = ["Early", "Kind", "Offer", "Plan"]
 _SLOTS_PER_ACCESS = 16
 """Row numbers per access: large enough that few different rows have the same number."""
 
-_MERGED_TYPES = GROUPED_TYPES | {Decimal, list}
-"""Types whose values Arrow casts to the event's type, whatever type it infers from them."""
+_DECLARED_TYPES = GROUPED_TYPES | {Decimal, list}
+"""Types whose values Arrow casts to the type that a procedure declares, whatever type it infers from them."""
 
 Find = Callable[[str, pa.Schema], object]
 
@@ -75,10 +75,11 @@ class Early:
     done: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-def _signature(request: Request) -> object:
+def _signature(request: Request, footprints: Footprints) -> object:
     """Return what requests of one kind have in common; the request itself if it fits in no kind."""
     types = tuple(map(type, request.attributes.values()))
-    if not _MERGED_TYPES.issuperset(types):
+    known = _DECLARED_TYPES if footprints.declares_event(request.procedure) else GROUPED_TYPES
+    if not known.issuperset(types):
         return request
     return request.procedure, tuple(request.attributes), types
 
@@ -101,7 +102,9 @@ class Plan:
         self._footprints = speculation.footprints
         ends = np.cumsum([len(group) for group in groups])
         numbers: dict[object, int] = {}
-        of_group = [numbers.setdefault(_signature(group[0]), len(numbers)) for group in groups]
+        of_group = [
+            numbers.setdefault(_signature(group[0], self._footprints), len(numbers)) for group in groups
+        ]
         self._signatures = np.repeat(np.array(of_group), np.diff(ends, prepend=0))
         self.waits = np.ones(len(self.requests), np.bool_)
         self.kinds: list[Kind | None] = []
@@ -125,9 +128,9 @@ class Plan:
             if not isinstance(program, Program):
                 return None
             batches = batches_of(rows, event_schema(program.event), owner=program.name)
-        except PenstockError:  # the requests fail again in their turn
+            found = speculation.read(program, batches[0]) if len(batches) == 1 else None
+        except (PenstockError, pa.ArrowException):  # the requests fail again in their turn
             return None
-        found = speculation.read(program, batches[0]) if len(batches) == 1 else None
         return found and (Kind(procedure, program, batches[0], places, found[1]), found[0])
 
     def _sort(self, parts: Sequence[tuple[Numbers, Footprint]]) -> None:

@@ -32,6 +32,8 @@ MOST_WAVES = 8
 """A call that needs more waves, or moves more rows than it has events, gets one wave, and no late runs."""
 UNDO_LOG_IS_FULL = -1
 """The number in ``control[0]`` if the undo log has no space; see `TableSet.make_room`."""
+MOST_KEPT_ENTRIES = 1 << 16
+"""An undo log with more entries is made anew after its call, so that a large call keeps no memory."""
 _HIGHEST = np.iinfo(np.int64).max
 
 Kernel = Callable[..., int]
@@ -66,6 +68,12 @@ class UndoLog:
     def __init__(self) -> None:
         self.logged, self.arrays = np.zeros(2, np.int64), Run.own_room()[1]
         self.run: Run | None = None
+
+    def release(self) -> None:
+        """Drop what the call no longer needs."""
+        self.run = None
+        if len(self.arrays[0]) > MOST_KEPT_ENTRIES:
+            self.arrays = Run.own_room()[1]
 
     def grow(self) -> None:
         """Double the space, and keep the entries."""

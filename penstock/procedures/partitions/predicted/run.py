@@ -156,6 +156,9 @@ class PredictedRuns:
         except BaseException:  # an interrupt, too, leaves tables half changed; raised again
             call.put_back()
             raise
+        finally:
+            for log in self._logs.values():
+                log.release()
         self._predictor.observe(call.touched)
         self.transactions += events.num_rows
         self.forwarded += call.forwarded
