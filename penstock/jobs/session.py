@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -61,6 +62,13 @@ _MAX_CORES_FOR_SERIAL_GC: Final = 4
 _LOG_FILE: Final = Path(__file__).parents[1] / "conf" / "log4j2.properties"
 _BANNERS: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n",)
 """Lines of the JVM that no option suppresses."""
+_UNRESOLVED: Final = re.compile(r"\b(?:unresolved dependency|download failed): ([^\s:!\]]+)")
+"""A line in which the JVM names a package that it could not fetch: ``group#name;version``."""
+_PACKAGE_HINT: Final = (
+    "no repository that can be reached has it: correct its version in query.spark.spark.jars.packages, name "
+    "jar files in spark.jars instead, or more repositories in spark.jars.repositories; "
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 also runs on Spark 4.3, and --engine local needs none"
+)
 _POLL_S: Final = 0.1
 _DRAIN_S: Final = 2.0
 """The wait for the last output of a JVM that has ended."""
@@ -104,12 +112,14 @@ def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
     from pyspark.java_gateway import launch_gateway
 
     reading, writing = os.pipe()
+    unresolved: list[str] = []
 
     def forward() -> None:
         with os.fdopen(reading, "rb") as lines:
             for line in lines:
                 if line not in _BANNERS:
                     os.write(2, line)
+                unresolved.extend(_UNRESOLVED.findall(line.decode(errors="replace")))
 
     thread = threading.Thread(target=forward, name="penstock-jvm-stderr", daemon=True)
     thread.start()
@@ -122,6 +132,12 @@ def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
         thread.join(_DRAIN_S)
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
+        if unresolved:
+            raise UnavailableError(
+                "Spark cannot fetch a package of spark.jars.packages",
+                package=unresolved[0].replace("#", ":").replace(";", ":"),
+                hint=_PACKAGE_HINT,
+            ) from None
         raise UnavailableError(
             "Spark's JVM did not start", hint=f"its output above shows why; {JAVA_HINT}"
         ) from None

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pyspark import SparkConf
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from penstock._failpoints import FAILPOINTS
@@ -188,6 +190,20 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
         return Session.builder.settings.get(got)
 
     return daemon_of
+
+
+def test_a_package_that_spark_cannot_fetch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch_gateway(conf: SparkConf, popen_kwargs: dict[str, int]) -> None:
+        os.write(
+            popen_kwargs["stderr"],
+            b'Exception in thread "main" java.lang.RuntimeException: '
+            b"[unresolved dependency: com.acme#wheels_2.13;9.9: not found]\n",
+        )
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+
+    monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch_gateway)
+    with pytest.raises(UnavailableError, match=r"package=com\.acme:wheels_2\.13:9\.9\. Hint: .*spark\.jars"):
+        session._launch_jvm({}, None)
 
 
 def test_a_session_on_this_machine_has_warm_workers(

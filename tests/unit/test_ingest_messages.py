@@ -16,10 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader
+from penstock.cli import app
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.ingest import Settings, Totals, ingest_sources
 from penstock.jobs.ingest.messages import Message, Messages, MessageSource
@@ -98,6 +100,27 @@ def test_messages_are_acknowledged_when_their_rows_are_durable(
     )
     ingest_sources(Settings(str(place), "mqtt", ("mqtt://host/a",), schema="n bigint", interval="1 hour"))
     assert durable == [2]
+
+
+def test_an_unreadable_message_ends_the_command_with_code_1_and_can_be_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broker(Canned):
+        acknowledges = True
+
+    monkeypatch.setattr(
+        "penstock.jobs.ingest.ingest.MqttMessages",
+        lambda url, client: Broker(("a", b'{"n": 1}'), ("b", b"no"), ("b", b'{"n": 3}')),
+    )
+    command = ["ingest", str(tmp_path / "stream"), "mqtt://host/a", "--from", "mqtt", "--schema", "n bigint"]
+    failed = CliRunner().invoke(app, command)
+    assert failed.exit_code == 1, failed.output
+    assert "a record cannot be read" in failed.output
+    assert "send it again, so pass over such messages by --on-error skip" in failed.output
+    skipped = CliRunner().invoke(app, [*command, "--on-error", "skip"])
+    assert skipped.exit_code == 0, skipped.output
+    # The broker sends all messages again.
+    assert [row["n"] for row in rows_of(tmp_path / "stream")] == [1, 1, 3]
 
 
 def test_messages_of_csv_need_columns(tmp_path: Path) -> None:

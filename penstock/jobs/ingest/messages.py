@@ -145,7 +145,10 @@ class MessageSource(Source):
         return rows.add_column(at, field, topics.cast(field.type))
 
     def _bad(self, message: int, why: str) -> BadRecord:
-        return BadRecord(self.name, self._count + message + 1, 0, why)
+        again = "the broker will send it again, so " if self.acknowledges else ""
+        return BadRecord(
+            self.name, self._count + message + 1, 0, why, f"{again}pass over such messages by --on-error skip"
+        )
 
     def close(self) -> None:
         """Close the connection."""

@@ -74,12 +74,15 @@ class BadRecord:
         The byte at which the record starts.
     why : str
         The reason, without the record's content.
+    remedy : str
+        The hint for the error.
     """
 
     source: str
     line: int
     offset: int
     why: str
+    remedy: str = "correct it and run the same command again, or pass over such records by --on-error skip"
 
     def error(self) -> InvalidUsageError:
         """Return an error for the record."""
@@ -88,7 +91,7 @@ class BadRecord:
             file=self.source,
             line=self.line,
             offset=self.offset,
-            hint="correct it and run the same command again, or pass over such records by --on-error skip",
+            hint=self.remedy,
         )
         error.while_running = True
         return error

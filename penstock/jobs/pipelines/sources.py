@@ -124,7 +124,8 @@ def _no_connector(name: str) -> SectionError:
         f"{name}: Spark's connector for Kafka is not there",
         hint="set query.spark.spark.jars.packages to "
         f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}, "
-        "or pass it to spark-submit as --packages",
+        "or pass it to spark-submit as --packages; if there is none of Spark's version yet, 4.2.0 runs on "
+        "Spark 4.3, too",
     )
 
 

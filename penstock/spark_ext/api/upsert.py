@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from penstock._clock import monotonic_s
 from penstock.ddl import quote
-from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
+from penstock.errors import InvalidUsageError, PenstockError, UnavailableError, redact
 from penstock.spark_ext.border.types import stored_schema
 from penstock.units import parse_duration_us
 from penstock.upserts import DELETED, Columns, UpsertTarget, newest_changes, open_target
@@ -210,12 +210,12 @@ def _call_patiently(target: UpsertTarget, call: Callable[[], None], patience_s: 
                     code=getattr(error, "sqlstate", None) or number,
                     hint="compare the types and constraints of the table with the rows",
                 ) from None
+            reason = redact(str(error).strip().partition("\n")[0])
             if monotonic_s() - begun_s + pause_s > patience_s:
-                reason = str(error).strip().partition("\n")[0]
                 raise UnavailableError(
                     "the store does not answer", table=target.name, reason=reason
                 ) from None
-            _LOGGER.warning("store does not answer, trying again [table=%s]", target.name)
+            _LOGGER.warning("store does not answer, trying again [table=%s reason=%s]", target.name, reason)
             threading.Event().wait(pause_s)  # growing pauses, so that a starting store gets few calls
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         else:

@@ -1,0 +1,56 @@
+"""Upserts into stores that are not ready when a pipeline starts."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from penstock.checkpointing.p_stream import PStreamWriter
+from penstock.cli import app
+from penstock.spark_ext.api.upsert import _call_patiently
+from penstock.upserts import Columns, open_target
+
+_SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64()})
+_PIPELINE = """
+engine: local
+source: {type: pstream, path: updates}
+queue: {key: k, time: t}
+sink: {type: upsert, to: "sqlite:///store.db", table: newest}
+query: {trigger: available_now, checkpoint: checkpoint}
+"""
+
+
+def test_a_missing_table_passes_the_check_and_ends_a_run_before_its_first_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pipeline.yaml").write_text(_PIPELINE)
+    with PStreamWriter("updates", _SCHEMA) as writer:
+        writer.append(pa.table([[1], [1]], _SCHEMA))
+    assert CliRunner().invoke(app, ["check", "pipeline.yaml"]).exit_code == 0
+    result = CliRunner().invoke(app, ["run", "pipeline.yaml"])
+    assert result.exit_code == 2, result.output
+    assert "there is no such table" in result.output
+    assert not list(Path("checkpoint").glob("queries/*/commits/[0-9]*"))
+
+
+def test_a_store_that_does_not_answer_is_logged_with_the_reason_but_no_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = open_target(f"sqlite:///{tmp_path}/store.db", "newest", Columns(_SCHEMA, ("k",), "t", False))
+    monkeypatch.setattr(target, "is_transient", lambda error: True)
+    monkeypatch.setattr("penstock.errors._hidden", {"open sesame": "***"})
+    answers = iter([OSError("connection refused for open sesame\nand more"), None])
+
+    def call() -> None:
+        if (error := next(answers)) is not None:
+            raise error
+
+    with caplog.at_level(logging.WARNING):
+        _call_patiently(target, call, 60.0)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("reason=connection refused for ***]")
