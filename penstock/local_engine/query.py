@@ -163,22 +163,21 @@ class LocalQuery:
             number, self.log.id, self.name, self._run, starts, ends, self._clock, wakes=self._wakes
         )
         operator = self.operator
-        self.overdue.begin({} if operator is None else operator.promised_s)
         try:
+            self.overdue.begin({} if operator is None else operator.promised_s)
             self.output.write(self._rows(batch), self.log.id, number)
             failpoint("local.after_write")
-            if operator is not None:
+            if operator is None:
+                self.log.commit(number, None, None)
+            else:
                 operator.finish()
+                self.log.commit(number, operator.pointers, operator.waiting if operator.waits else None)
         except BaseException:
             if operator is not None:
                 operator.abandon()
             raise
         finally:
             self.overdue.end()
-        if operator is None:
-            self.log.commit(number, None, None)
-        else:
-            self.log.commit(number, operator.pointers, operator.waiting if operator.waits else None)
         metrics = BatchMetrics.merge(batch.metrics)
         _LOGGER.info(
             "committed [query=%s batch=%d rows_in=%d emitted=%d]",

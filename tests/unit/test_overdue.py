@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.local.pipeline import Places, open_pipeline
 from penstock.jobs.pipelines import run
+from penstock.local_engine.start import LocalGraph
 from penstock.operators.freshness.overdue import Overdue, OverdueTimers, log_overdue
 
 _LONG_S = 3600.0
@@ -53,24 +54,61 @@ def test_the_warning_names_query_class_and_promise(caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_the_local_engine_reports_a_sink_that_hangs_until_it_returns(tmp_path: Path) -> None:
-    reported = threading.Event()
+def _opened(place: Path, write: Callable[[], object]) -> LocalGraph:
+    """Return a local query with a contract, whose sink calls `write` for each micro-batch."""
 
-    class Hanging:
+    class Called:
         def write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> None:
             list(rows)
-            assert reported.wait(60), "a micro-batch ran for a minute, and nobody said so"
+            write()
 
     pipeline = Pipeline.model_validate({
         "engine": "local", "source": {"type": "market", "rows_per_second": 1000, "real_time": False,
                    "max_rows_per_trigger": 100},
         "queue": {"key": "symbol", "time": "time", "freshness": {"p95": "50 ms"}},
-        "sink": {"type": "noop"}, "query": {"checkpoint": str(tmp_path)},
+        "sink": {"type": "noop"}, "query": {"checkpoint": str(place)},
     })  # fmt: skip
-    running = open_pipeline(pipeline, places=Places(output=lambda schema, checkpoint: Hanging()))
+    return open_pipeline(pipeline, places=Places(output=lambda schema, checkpoint: Called()))
+
+
+@pytest.mark.parametrize("step", ["sink", "commit"])
+def test_the_local_engine_reports_a_step_that_hangs_until_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    reported = threading.Event()
+
+    def hang() -> None:
+        assert reported.wait(60), "a micro-batch ran for a minute, and nobody said so"
+
+    running = _opened(tmp_path, hang if step == "sink" else lambda: None)
     (query,) = running.queries
     query.overdue.report = lambda overdue: reported.set()
+    if step == "commit":
+        commit = query.log.commit
+
+        def commit_late(*arguments: Any) -> None:
+            hang()
+            commit(*arguments)
+
+        monkeypatch.setattr(query.log, "commit", commit_late)
     assert running.step()
+    assert not query.overdue.active
+
+
+def test_a_timer_that_cannot_start_leaves_no_other_timer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = _opened(tmp_path, lambda: None)
+    (query,) = running.queries
+    begin = query.overdue.begin
+
+    def fail(limits: Mapping[str, float]) -> None:
+        begin(dict.fromkeys(limits, _LONG_S))
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(query.overdue, "begin", fail)
+    with pytest.raises(RuntimeError, match="new thread"):
+        running.step()
     assert not query.overdue.active
 
 
