@@ -1,4 +1,4 @@
-"""Durations such as ``800ms`` in whole microseconds, numbers of rows, addresses, `NEVER` and `FOREVER`."""
+"""Durations such as ``800ms`` in whole microseconds, numbers of rows, addresses, and special values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ from typing import Final
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["FOREVER", "NEVER", "parse_address", "parse_duration_us", "parse_rows", "window_rows"]
+__all__ = [
+    "COST_BY_KEY",
+    "FOREVER",
+    "NEVER",
+    "parse_address",
+    "parse_duration_us",
+    "parse_rows",
+    "window_rows",
+]
 
 NEVER: Final = -(1 << 63)
 """The time, pane or window of an event that never happened; it sorts before all other values."""
 
 FOREVER: Final = (1 << 63) - 1
 """The largest 64-bit integer, a time after all other times."""
+
+COST_BY_KEY: Final = "by key"
+"""The cost of a tuple of a queue that measures the cost of each key."""
 
 _UNITS_US = {
     "us": 1,

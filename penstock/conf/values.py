@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from penstock.errors import InvalidUsageError
-from penstock.units import parse_address, parse_duration_us, parse_rows
+from penstock.units import COST_BY_KEY, parse_address, parse_duration_us, parse_rows
 
 
 def wrong(fact: str, hint: str | None = None) -> PydanticCustomError:
@@ -208,10 +208,6 @@ def ttl_of(value: Any) -> int | str | None:
 def cost_of(value: Any) -> str | None:
     """Check the cost of a tuple, if there is one."""
     return None if value is None else duration_of(value, least_us=1)
-
-
-COST_BY_KEY = "by key"
-"""The cost of a tuple of a queue that measures the cost of each key."""
 
 
 def queue_cost_of(value: Any) -> str | None:

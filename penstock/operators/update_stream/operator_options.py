@@ -24,7 +24,6 @@ from penstock.operators.update_stream.choices import Semantics, WindowMode
 from penstock.operators.update_stream.deletes import delete_conditions, parse_delete_when
 from penstock.operators.update_stream.lives import Ttl, check_lives
 from penstock.operators.update_stream.options import (
-    BY_KEY,
     Budget,
     budget_of,
     check_cost,
@@ -36,7 +35,7 @@ from penstock.operators.update_stream.options import (
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.state_store.tables.working_copy import WorkingCopy
-from penstock.units import parse_duration_us
+from penstock.units import COST_BY_KEY, parse_duration_us
 
 __all__ = [
     "STALENESS_COLUMN",
@@ -266,7 +265,7 @@ class QueueOptions(StateOptions):
     @property
     def costs_by_key(self) -> bool:
         """Whether the cost of each key is measured."""
-        return self.cost == BY_KEY
+        return self.cost == COST_BY_KEY
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -13,13 +13,12 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.sql.expression import did_you_mean
-from penstock.units import parse_duration_us
+from penstock.units import COST_BY_KEY, parse_duration_us
 
 if TYPE_CHECKING:
     from penstock.operators.update_stream.operator_options import WindowOptions
 
 __all__ = [
-    "BY_KEY",
     "Budget",
     "budget_of",
     "check_by_key",
@@ -96,10 +95,6 @@ def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
     return Budget(duration_us=duration_us)
 
 
-BY_KEY = "by key"
-"""The cost of a tuple of a queue that measures the cost of each key."""
-
-
 def check_cost(cost: str | None, policy: str, semantics: str, apply: object) -> None:
     """Check the cost of a tuple of a queue with these options.
 
@@ -109,14 +104,14 @@ def check_cost(cost: str | None, policy: str, semantics: str, apply: object) -> 
         If the cost is not a duration, or is measured by key without `apply`, or with another policy or other
         semantics.
     """
-    if cost != BY_KEY:
+    if cost != COST_BY_KEY:
         cost_of(cost)
     elif apply is None:
-        raise InvalidUsageError("costs by key are times of apply=, which is missing", cost=BY_KEY)
+        raise InvalidUsageError("costs by key are times of apply=, which is missing", cost=COST_BY_KEY)
     elif policy != "freshest" or semantics != "update":
         raise InvalidUsageError(
             "costs by key need policy='freshest' and update semantics",
-            cost=BY_KEY, policy=policy, semantics=semantics,
+            cost=COST_BY_KEY, policy=policy, semantics=semantics,
         )  # fmt: skip
 
 
