@@ -18,7 +18,7 @@ import pytest
 
 from penstock import _durable
 from penstock.checkpointing.files import open_files
-from penstock.errors import CorruptDataError
+from penstock.errors import CorruptDataError, UnavailableError
 from penstock.procedures.analysis.columns import ResultRows
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
@@ -245,6 +245,24 @@ def test_files_stay_bounded_over_micro_batches(tmp_path: Path, monkeypatch: pyte
         files.append(len(found))
     assert max(sizes[25:]) < 1.3 * max(sizes[:25])
     assert max(files[25:]) < 1.3 * max(files[:25])
+
+
+def test_without_the_sync_of_the_plan_nothing_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(tmp_path, "any", PROGRAM, batch_of(ROWS))
+    output = query.stage_one(0, 0, 6)[0]
+
+    def refuse() -> None:
+        raise UnavailableError("cannot sync a file system")
+
+    monkeypatch.setattr(_durable, "sync_everything", refuse)
+    with pytest.raises(UnavailableError, match="cannot sync"):
+        query.stage_two(output)
+    assert not list(tmp_path.rglob("*continuation*"))
+    monkeypatch.setattr(_durable, "sync_everything", lambda: None)
+    query.stage_two(output)
+    assert list(tmp_path.rglob("*continuation*"))
 
 
 def test_other_events_under_the_number_of_a_micro_batch_are_refused(tmp_path: Path) -> None:

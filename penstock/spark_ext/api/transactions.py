@@ -240,6 +240,7 @@ class PlannedTransactions:
             waits=False,
             route=self.route.value,
             origin=self.operator.origin,
+            own_workers=self.coordinator is not None,
             coordinator=self.coordinator,
         )
 
@@ -265,6 +266,7 @@ class PlannedTransactions:
             into=OperatorRows.bind(sink, self.schema),
             route=self.route.value,
             origin=self.operator.origin,
+            own_workers=self.coordinator is not None,
             coordinator=self.coordinator,
         )
 

@@ -1,14 +1,16 @@
 """The coordinator: runs the forwarded transactions of a micro-batch, after the buckets and a shuffle.
 
-Steps: 1. run the transactions over the exported rows, or over copies of the buckets' tables, 2. sync Spark's
-plan of the micro-batch, so that no other events can get its number, 3. publish the continuation of each
-bucket that takes part, 4. emit the results. All steps have the same result when another attempt repeats them.
+Steps: 1. run the transactions over the exported rows, or over copies of the buckets' tables, and meanwhile
+sync Spark's plan of the micro-batch, so that no other events can get its number, 2. after the sync, publish
+the continuation of each bucket that takes part, 3. emit the results. All steps have the same result when
+another attempt repeats them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,6 +93,13 @@ class Coordinator:
 
     def run(self, exports: Exports) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Run the forwarded transactions of a micro-batch; return results, or their descriptors."""
+        with ThreadPoolExecutor(1, "penstock-sync") as background:
+            # Spark does not pass the location of its checkpoint to workers.
+            synced = background.submit(make_durable, None)
+            return self._run(exports, synced)
+
+    def _run(self, exports: Exports, synced: Future[None]) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Run transactions and, once Spark's plan is `synced`, publish continuations."""
         begin = monotonic_s()
         schemas = self.forwarding.exported
         rows = {
@@ -109,7 +118,7 @@ class Coordinator:
         else:
             results, changes = self.forwarding.run(given, rows)
         ran = monotonic_s()
-        self._publish(exports.notes, stores, changes)
+        self._publish(exports.notes, stores, changes, synced)
         if copies is not None:
             copies.advance(
                 stores, {note.bucket: continuation_of(note.pointer, batch) for note in exports.notes}
@@ -132,15 +141,18 @@ class Coordinator:
         return output, metrics
 
     def _publish(
-        self, notes: Iterable[BucketNote], stores: Mapping[int, BucketStore], changes: Sequence[Changes]
+        self,
+        notes: Iterable[BucketNote],
+        stores: Mapping[int, BucketStore],
+        changes: Sequence[Changes],
+        synced: Future[None],
     ) -> None:
-        """Publish the continuations of buckets."""
+        """Publish the continuations of buckets once Spark's plan is `synced`."""
         unknown = {bucket for bucket, change in enumerate(changes) if change.blocks} - stores.keys()
         if unknown:
             raise InternalError("forwarded transactions change other buckets", buckets=sorted(unknown))
         failpoint("coordinator.before_continuations")
-        # Spark does not pass the location of its checkpoint to workers.
-        make_durable(None)
+        synced.result()
         tables = {spec.name: spec for spec in self.tables}
         for note in notes:
             publish_continuation(stores[note.bucket], note.pointer, note.batch, changes[note.bucket], tables)

@@ -190,8 +190,12 @@ class Stateful:
         if self.declared:
             results = results.to(schema)
         if coordinator is not None:
-            # Spark's shuffle takes the batches of mapInArrow, but not the batches of the operator.
-            targeted = results.mapInArrow(pass_on, schema).repartition(self.parallel, "target")
+            # Spark's shuffle takes rows of a projection that computes, but not the batches of the operator.
+            columns = ("payload", "metrics", sf.coalesce("target", sf.lit(COORDINATOR)).alias("target"))
+            targeted = results.select(*columns)
+            # One task passes on descriptors sooner than several; rows are too many for one.
+            one = into is not None
+            targeted = targeted.repartition(1) if one else targeted.repartition(self.parallel, "target")
             results = targeted.mapInArrow(replace(coordinator, into=into), _RESULT_SCHEMA)
         observed = results.observe(
             OBSERVATION_PREFIX + self.name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
@@ -276,11 +280,6 @@ class _BucketFunction:
             yield frame.assign(target=np.int32(key[0]))
         for frame in result_frames(to_parcels(exports), self.batch_rows):
             yield frame.assign(target=np.int32(COORDINATOR))
-
-
-def pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return batches as they are, for ``mapInArrow``."""
-    yield from batches
 
 
 def take_exports(
