@@ -334,8 +334,8 @@ def share(spark: SparkSession, value: _T, what: str) -> Any:
 
 
 @contextlib.contextmanager
-def own_workers_of(spark: SparkSession, *, enabled: bool = True) -> Iterator[None]:
-    """Run the functions created within the context in separate workers, if `enabled`.
+def own_workers_of(spark: SparkSession, *, enabled: bool = True, kind: str = "stateful") -> Iterator[None]:
+    """Run the functions created within the context in separate workers of a `kind`, if `enabled`.
 
     Spark has workers, and a daemon that forks them, for each environment of a function.
     """
@@ -343,7 +343,7 @@ def own_workers_of(spark: SparkSession, *, enabled: bool = True) -> Iterator[Non
         yield
         return
     environment = spark.sparkContext.environment
-    environment[_WORKERS] = "stateful"
+    environment[_WORKERS] = kind
     try:
         yield
     finally:

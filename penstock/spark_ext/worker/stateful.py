@@ -191,12 +191,13 @@ class Stateful:
             results = results.to(schema)
         if coordinator is not None:
             # Spark's shuffle takes rows of a projection that computes, but not the batches of the operator.
-            columns = ("payload", "metrics", sf.coalesce("target", sf.lit(COORDINATOR)).alias("target"))
-            targeted = results.select(*columns)
+            targeted = results.selectExpr("payload", "metrics", f"coalesce(target, {COORDINATOR}) AS target")
             # One task passes on descriptors sooner than several; rows are too many for one.
-            one = into is not None
-            targeted = targeted.repartition(1) if one else targeted.repartition(self.parallel, "target")
-            results = targeted.mapInArrow(replace(coordinator, into=into), _RESULT_SCHEMA)
+            targeted = targeted.repartition(1) if into else targeted.repartition(self.parallel, "target")
+            # Workers that only coordinate keep the copies of tables.
+            copies = coordinator.forwarding.copies_buckets
+            with own_workers_of(parcels.sparkSession, enabled=copies, kind="coordinator"):
+                results = targeted.mapInArrow(replace(coordinator, into=into), _RESULT_SCHEMA)
         observed = results.observe(
             OBSERVATION_PREFIX + self.name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
         )
