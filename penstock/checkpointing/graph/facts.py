@@ -42,7 +42,7 @@ class ReaderFacts:
     name, query : str
         The names of the subscription and of the query that reads.
     released : int
-        The subscription has released all rows before this row.
+        The number of the first row that the subscription has not released.
     committed : int
         The query has committed all rows before this row.
     lag : int

@@ -161,7 +161,7 @@ class Compaction:
     Parameters
     ----------
     commit : Commit
-        The rows, in p-units with spans.
+        The remaining rows. Each p-unit records how many offsets it covers (`Unit.span`).
     end : int
         The end of the compacted rows.
     deletes : int

@@ -31,7 +31,7 @@ class OwnOperator:
     schema, output : pyarrow.Schema
         The columns of the input and of the results.
     key : tuple of str
-        The columns whose rows are in one bucket.
+        The key columns: rows with equal values in them are in the same bucket.
     time : str, optional
         The column that orders the rows of a micro-batch.
     columns : tuple of str

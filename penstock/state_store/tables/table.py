@@ -80,9 +80,9 @@ class Table(Protocol):
         """
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Return all rows as of this call in batches of bounded bytes, at least one; the key comes first.
+        """Return the rows that the table has now, in at least one batch, each of a bounded size in bytes.
 
-        Another thread may consume the iterator while the table changes or is closed.
+        The key's columns come first. The table may change or be closed while another thread reads them.
         """
 
     @property

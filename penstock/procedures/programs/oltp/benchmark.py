@@ -45,13 +45,14 @@ class OltpBenchmark:
     procedure : Procedure
         The procedure that runs each request, whatever its kind.
     full, small : object
-        The scale that the specification gives for one unit, and a scale for tests.
+        `full` is the scale of one unit of the specification, such as one warehouse of TPC-C; `small` is for
+        tests.
     tables : callable
-        Maps a scale to the first rows of each table.
+        Maps a scale to the initial rows of each table.
     requests : callable
         Maps a scale, a number of requests and a seed to requests.
     conditions : mapping of str to str
-        For each condition that always holds, a DuckDB query for the rows that violate it.
+        The invariants: for each, a DuckDB query that returns the rows that violate it.
     """
 
     name: str
