@@ -168,6 +168,8 @@ def _without_wrong_fields(data: dict[str, Any], found: list[Problem]) -> dict[st
         if not isinstance(section, dict) or path[-1] not in section:
             return None
         del section[path[-1]]
+    if any(path[0] == "queue" for path, *_ in found):
+        rest.pop("results", None)  # the wrong field may make a column of the results
     return rest
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 import yaml
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 from typer.testing import CliRunner
 
@@ -17,7 +18,7 @@ from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.cli import app
 from penstock.conf.document import PipelineError
 from penstock.dataflow.checkpoint import graph_document
-from penstock.errors import InvalidUsageError, UnavailableError
+from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.jobs.checking import check_pipeline
 from penstock.jobs.pipelines import run
 from penstock.jobs.pipelines.batches import Totals
@@ -83,6 +84,21 @@ def test_fields_that_others_depend_on_are_not_left_out(tmp_path: Path) -> None:
     assert [text.partition(":")[0] for text in problems_of(file)] == ["queue.time"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "results"),
+    [
+        ({"delete_when": "price <"}, {"filter": "NOT deleted"}),
+        ({"staleness_column": "perhaps"}, {"filter": "queue_staleness_ms < 7"}),
+    ],
+)
+def test_a_mistake_in_the_queue_is_no_mistake_of_the_results(
+    tmp_path: Path, wrong: dict[str, object], results: dict[str, object]
+) -> None:
+    file = written(tmp_path, {"queue": BASE["queue"] | wrong, "results": results})
+    (problem,) = problems_of(file)
+    assert problem.startswith("queue")
+
+
 @pytest.mark.parametrize("engine", ["spark", "local"])
 def test_a_changed_policy_key_or_number_of_buckets_is_found_in_the_checkpoint(
     tmp_path: Path, engine: str
@@ -129,13 +145,25 @@ def test_a_signal_that_also_ends_the_jvm_is_a_stop_and_no_failure() -> None:
         queries: ClassVar[dict[str, object]] = {}
 
         def await_termination(self, timeout: float) -> bool:
-            raise UnavailableError("the JVM of Spark's driver does not answer")
+            error = UnavailableError("the JVM of Spark's driver does not answer")
+            raise error from ConnectionRefusedError()
 
     graph, signals = cast("RunningGraph", Graph()), StopSignals()
     with pytest.raises(UnavailableError):
         run._follow_graph(graph, lambda batch: None, signals)
     signals.received = signal.SIGTERM
     assert run._follow_graph(graph, lambda batch: None, signals) == Totals(signal=signal.SIGTERM)
+
+
+def test_a_failure_of_the_stopping_batch_is_no_clean_stop() -> None:
+    class Graph:
+        def await_termination(self, timeout: float) -> bool:
+            raise CorruptDataError("a block is damaged") from StreamingQueryException("the query failed")
+
+    signals = StopSignals()
+    signals.received = signal.SIGTERM
+    with pytest.raises(CorruptDataError):
+        run._follow_graph(cast("RunningGraph", Graph()), lambda batch: None, signals)
 
 
 def test_a_query_that_fails_marks_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

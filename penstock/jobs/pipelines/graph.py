@@ -171,6 +171,7 @@ class _Builder:
             with self._field("lookup"):
                 schema = self.binding.columns(TABLE, pipeline.lookup.table)
                 flow = flow.lookup(TABLE, schema, on=pipeline.lookup.key, name="lookup")
+        before = flow
         if pipeline.queue is not None:
             with self._field("queue", goes_on=True):
                 options = self._queue_options(pipeline.queue)
@@ -183,7 +184,8 @@ class _Builder:
             flow = self._transactions(flow, pipeline.database)
         if pipeline.operator is not None:
             flow = self._operator(flow, pipeline.operator)
-        if pipeline.results is not None:
+        # A wrong queue lacks the columns that it would add for the results.
+        if pipeline.results is not None and (pipeline.queue is None or flow is not before):
             if pipeline.results.filter is not None:
                 with self._field("results", "filter", goes_on=True):
                     flow = flow.where(pipeline.results.filter, name="results.filter")

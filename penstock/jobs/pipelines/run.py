@@ -24,7 +24,7 @@ from penstock.jobs.pipelines.start import start, start_pipeline
 from penstock.jobs.session import open_session, session
 from penstock.jobs.signals import StopSignals
 from penstock.operators.freshness.overdue import OverdueTimers
-from penstock.spark_ext.api.failure import failure_of
+from penstock.spark_ext.api.failure import failure_of, is_without_answer
 from penstock.spark_ext.api.metrics import (
     OBSERVATION_PREFIX,
     ProgressReader,
@@ -227,21 +227,23 @@ def _follow_graph(
     followed = 0
     ended = False
     while not ended:
+        batches: list[Batch] = []
         try:
             ended = running.await_termination(_POLL_S)
             if signals.received is not None:
                 running.stop()
                 ended = True
             starts = running.starts(RESULTS)
-            batches = [] if reader is None else reader.new()
+            batches += [] if reader is None else reader.new()
             for query in starts[followed:]:  # the earlier ones have ended
                 reader = _BatchReader(query)
                 batches += reader.new()
             followed = len(starts)
         except (PenstockError, PySparkException, Py4JError, ConnectionError) as error:
-            if signals.received is None:
+            # A signal to all processes, such as systemd's, ends the JVM, too.
+            if signals.received is None or not is_without_answer(error.__cause__ or error):
                 raise error from None  # the error's text names the cause
-            break  # a signal to all processes, such as systemd's, ended the JVM or a worker, too
+            ended = True
         for batch in batches:
             totals = totals.plus(batch)
             on_batch(batch)
