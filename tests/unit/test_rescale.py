@@ -17,6 +17,7 @@ from penstock.cli import app
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.queues.repartition import read_state
 from penstock.operators.scheduling.policy import Policy
+from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_copy.rescale import rescale_state
 from penstock.state_store.bucket_store import BucketStore, FileId
@@ -172,6 +173,23 @@ def test_virtual_times_and_costs_of_merged_queues_are_on_one_scale() -> None:
     assert waits(one.units[0]) == pytest.approx(expected)
     # One bucket instead of two is served twice as often.
     assert one.queues[0].measured_cost_us == 10.0
+
+
+def test_costs_by_key_are_on_the_scale_of_the_mean_cost() -> None:
+    stream = UpdateStream(STREAM.schema, STREAM.key, STREAM.time, costs_by_key=True)
+    many = Buckets(stream, Policy.FRESHEST, 4)
+    many.enqueue([Update(key, 0, key) for key in range(40)], 0)
+    for queue in many.queues:
+        queue.measured_cost_us = 80.0
+        served = queue.dequeue(5, 1)
+        queue.accounts.observe_costs(served.ids, 80.0 * len(served.ids), 80.0)
+        queue.deliver(served, 1)
+    many.serve(0, 1)
+    (one,) = many.rescale(1).queues
+    costs = one.accounts.records["cost_us"][: one.keys]
+    # One bucket instead of four waits for no other bucket; 0 is unknown.
+    assert one.measured_cost_us == 20.0
+    assert sorted(costs) == pytest.approx([0.0] * 20 + [20.0] * 20)
 
 
 def test_a_large_bucket_is_written_in_parts(tmp_path: Path) -> None:

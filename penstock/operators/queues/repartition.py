@@ -37,6 +37,7 @@ __all__ = ["QueueState", "merge_ranks", "merge_states", "read_state", "source_bu
 _RECORD, _ARRIVED, _RANK, _START = (
     f"{RESERVED_PREFIX}{name}" for name in ("cell", "arrived", "rank", "start")
 )
+_COST = f"{RESERVED_PREFIX}cost_us"
 _UNIT_KEYS = 1 << 20
 _UNIT_BYTES = 256 << 20
 
@@ -157,12 +158,14 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
     states : sequence of QueueState
         At least one.
     cost_factor : float
-        The factor for the cost of a tuple, which includes waiting for the other buckets of a task.
+        The factor for costs, of a tuple and by key, which include waiting for the other buckets of a task.
     """
     queues = [state for state in states if state.waiting.num_rows]
     waiting, clock = _merge_waiting(queues or states[:1])
     begins = np.cumsum([0, *(state.records.num_rows for state in states)])
     records = _concat([state.records for state in states])
+    if _COST in records.column_names:
+        records = _set_column(records, _COST, records.column(_COST).to_numpy() * cost_factor)
     places = [state.places + begin for state, begin in zip(states, begins, strict=False)]
 
     def known(name: str) -> list[Any]:
