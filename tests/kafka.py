@@ -115,6 +115,7 @@ class Broker:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._java("kafka.Kafka"), stdout=log, stderr=log)
         if not until(self._listens, _PATIENCE_S):
+            self.kill()
             raise AssertionError(f"the broker did not start: {self._log.read_text()[-2000:]}")
         self._admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
         self._admin.list_topics(timeout=_PATIENCE_S)
