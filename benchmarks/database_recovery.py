@@ -23,7 +23,7 @@ import pyarrow as pa
 import penstock
 from benchmarks.harness import REPOSITORY, print_and_save, report_head
 from penstock.procedures.databases import Database
-from penstock.procedures.in_process import command_log
+from penstock.procedures.in_process.command_log import CommandLog
 
 __all__ = ["recovery_s", "report"]
 
@@ -53,8 +53,8 @@ def bank() -> Database:
 def recovery_s(transactions: int, group: int) -> tuple[float, float]:
     """Return the seconds and the CPU seconds of an `open` that runs so many transactions again."""
     draw = np.random.default_rng(1)
-    checkpoint = command_log._CALLS_FOR_CHECKPOINT, command_log._BYTES_FOR_CHECKPOINT
-    command_log._CALLS_FOR_CHECKPOINT = command_log._BYTES_FOR_CHECKPOINT = 1 << 62
+    checkpoint = CommandLog.calls_for_checkpoint, CommandLog.bytes_for_checkpoint
+    CommandLog.calls_for_checkpoint = CommandLog.bytes_for_checkpoint = 1 << 62
     inside = str(_MEMORY) if _MEMORY.is_dir() else None
     try:
         with tempfile.TemporaryDirectory(prefix="penstock-recovery-", dir=inside) as place:
@@ -74,7 +74,7 @@ def recovery_s(transactions: int, group: int) -> tuple[float, float]:
                 if not again.table("accounts").equals(expected):
                     raise AssertionError("the tables differ")
     finally:
-        command_log._CALLS_FOR_CHECKPOINT, command_log._BYTES_FOR_CHECKPOINT = checkpoint
+        CommandLog.calls_for_checkpoint, CommandLog.bytes_for_checkpoint = checkpoint
     return took
 
 

@@ -57,7 +57,7 @@ TASK_ROWS_POINTS = ("task_rows.before_commit", "task_rows.after_commit")
 COORDINATOR_POINTS = ("coordinator.before_continuations", "coordinator.after_continuation")
 """Fail points in the worker that runs transactions over several buckets."""
 
-LOG_POINTS = ("log.after_write", "log.after_sync")
+LOG_POINTS = ("log.before_header", "log.after_write", "log.after_sync")
 """Fail points in a process that appends to the write-ahead log of a database."""
 
 TAKEOVER_POINTS = ("takeover.after_fence", "takeover.after_calls")

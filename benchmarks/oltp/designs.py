@@ -1,4 +1,4 @@
-"""Designs that bound the latency to durable, in turns over one open database.
+"""Designs that bound the latency to durable, in turns, each over a new database.
 
     python -m benchmarks.oltp.designs [--benchmark voter] [--rate 10000] [--seconds 3] [--rounds 3]
 
@@ -18,7 +18,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,29 +28,35 @@ from benchmarks.harness import REPOSITORY, print_and_save, report_head, scratch
 from benchmarks.oltp.measure import latencies, opened
 from penstock import _durable
 from penstock._durable.appended import AppendedFile
-from penstock.procedures.in_process import write_ahead_log
 from penstock.procedures.in_process.open_database import OpenDatabase
-from penstock.procedures.programs.oltp import OLTP
+from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
+from penstock.procedures.programs.oltp import OLTP, OltpBenchmark
 
 __all__ = ["report"]
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 DESIGNS = ("appended", "filled", "appended, frozen", "filled, frozen", "filled, frozen, switching")
-_LEAST_FOR_ROOM = write_ahead_log._LEAST_FOR_ROOM
-_SWITCH_S = 0.005
 _APPENDED_BYTES, _PUBLISHED_BYTES = 2_500, 200_000
 _PACE_S = 0.001
 
 
-def _use(design: str, db: OpenDatabase | None) -> None:
-    write_ahead_log._LEAST_FOR_ROOM = _LEAST_FOR_ROOM if "filled" in design else sys.maxsize
-    sys.setswitchinterval(_SWITCH_S / 10 if "switching" in design else _SWITCH_S)
-    gc.unfreeze()
-    if "frozen" in design:
-        gc.collect()
-        gc.freeze()
-    if db is not None:
-        db.checkpoint()  # begins a file of the log
+@contextmanager
+def _used(design: str, benchmark: OltpBenchmark, scale: Any, interval: str) -> Iterator[OpenDatabase]:
+    bytes_before_room, switch_s = WriteAheadLog.bytes_before_room, sys.getswitchinterval()
+    if "filled" not in design:
+        WriteAheadLog.bytes_before_room = sys.maxsize
+    try:
+        with scratch("oltp") as place, opened(benchmark, scale, place, interval) as db:
+            if "switching" in design:
+                sys.setswitchinterval(switch_s / 10)
+            if "frozen" in design:
+                gc.collect()
+                gc.freeze()
+            yield db
+    finally:
+        WriteAheadLog.bytes_before_room = bytes_before_room
+        sys.setswitchinterval(switch_s)
+        gc.unfreeze()
 
 
 def report(
@@ -62,14 +70,12 @@ def report(
     benchmark = OLTP[name]
     scale = benchmark.small if quick else benchmark.full
     taken: dict[str, list[list[float]]] = {design: [] for design in DESIGNS}
-    with scratch("oltp") as place, opened(benchmark, scale, place, interval) as db:
-        for number in range(rounds):
-            events = benchmark.requests(scale, max(int(rate * seconds), 10), 2 + number)
-            for design in DESIGNS[:: 1 if number % 2 == 0 else -1]:
-                _use(design, db)
+    for number in range(rounds):
+        events = benchmark.requests(scale, max(int(rate * seconds), 10), 2 + number)
+        for design in DESIGNS[:: 1 if number % 2 == 0 else -1]:
+            with _used(design, benchmark, scale, interval) as db:
                 spent, _ = latencies(db, benchmark, events, rate)
-                taken[design].append(np.percentile(spent, [50, 95, 99]).tolist())
-    _use(DESIGNS[1], None)
+            taken[design].append(np.percentile(spent, [50, 95, 99]).tolist())
     names = ("p50, ms", "p95, ms", "p99, ms")
     yield f"{'median of the rounds':<28}" + "".join(f"{one:>10}" for one in names) + "  p99 of each round"
     for design, rows in taken.items():
@@ -96,7 +102,7 @@ def _syncs(place: Path, seconds: float, *, filled: bool, publishes: bool) -> lis
             _durable.delete(path)
 
     other = threading.Thread(target=publish)
-    file = AppendedFile(place / f"{filled} {publishes}", b"", write_ahead_log._ROOM_BYTES if filled else 0)
+    file = AppendedFile(place / f"{filled} {publishes}", b"", WriteAheadLog.part_bytes if filled else 0)
     taken: list[float] = []
     if publishes:
         other.start()

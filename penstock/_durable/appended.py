@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -38,7 +39,7 @@ class AppendedFile:
     ConflictError
         If the file exists already.
     UnavailableError
-        If the file system refuses.
+        If the file system refuses. Then the file is deleted.
     """
 
     def __init__(self, path: Path, header: bytes, room_bytes: int = 0) -> None:
@@ -51,22 +52,28 @@ class AppendedFile:
         except OSError as error:
             raise self._refusal(error) from error
         try:
-            self._write_zeros(room_bytes)
+            if room_bytes:
+                self._write_zeros(room_bytes)
+            failpoint("log.before_header")
             self.append(header)
             directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(directory)
             finally:
                 os.close(directory)
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise self._refusal(error) from error
-        except BaseException:
-            self.close()
+            with contextlib.suppress(OSError):
+                path.unlink()
+            if isinstance(error, OSError):
+                raise self._refusal(error) from error
             raise
 
     def _write_zeros(self, count: int) -> None:
-        """Fill the file from its begin."""
+        """Fill the file from its begin, and leave as many bytes of the disk to other appends."""
+        free = os.fstatvfs(self._descriptor)
+        if free.f_bavail * free.f_frsize < 2 * count:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_all(self._descriptor, memoryview(bytes(count)))
         os.lseek(self._descriptor, 0, os.SEEK_SET)
 

@@ -30,7 +30,8 @@ from hypothesis import seed as hypothesis_seed
 from penstock import _failpoints
 from penstock.procedures.compiler.program import Program, event_schema
 from penstock.procedures.databases import Database
-from penstock.procedures.in_process import command_log, write_ahead_log
+from penstock.procedures.in_process.command_log import CommandLog
+from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
 from penstock.procedures.partitions.design import PartitionDesign
 from penstock.procedures.partitions.partitioned_tables import State
 from tests.procedures import interpreted
@@ -105,9 +106,9 @@ def run(place: str, seed: int, attempt: int, rounds: int, armed: Armed, partitio
     """Run rounds from where the last process stopped, then close. For armed phases see `Armed`."""
     database, program = workload(seed)
     directory, draw = Path(place), random.Random(f"{seed} {attempt}")
-    command_log._CALLS_FOR_CHECKPOINT = draw.choice([3, 10, 1 << 14])
-    write_ahead_log._LEAST_FOR_ROOM = draw.choice([1, 1 << 17])
-    write_ahead_log._ROOM_BYTES = 1 << 14
+    CommandLog.calls_for_checkpoint = draw.choice([3, 10, 1 << 14])
+    WriteAheadLog.bytes_before_room = draw.choice([1, 1 << 17])
+    WriteAheadLog.part_bytes = 1 << 14
 
     def arm(phase: str) -> None:
         point = armed.get(phase)

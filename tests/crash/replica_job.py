@@ -18,8 +18,9 @@ import traceback
 from pathlib import Path
 
 from penstock import _failpoints
-from penstock.procedures.in_process import command_log, write_ahead_log
+from penstock.procedures.in_process.command_log import CommandLog
 from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
 from penstock.procedures.replicas.replica import Replica
 from penstock.procedures.served.server import DatabaseServer
 from tests.models.clients import counters
@@ -28,9 +29,9 @@ from tests.models.clients import counters
 def run(place: Path, number: int, partitions: int, *, follow: bool, armed: str) -> None:
     """Serve the database or a replica until the process is killed, at the fail point `armed` or by others."""
     draw = random.Random(f"{place} {number}")
-    command_log._CALLS_FOR_CHECKPOINT = draw.choice([3, 10, 1 << 14])
-    write_ahead_log._LEAST_FOR_ROOM = draw.choice([1, 1 << 17])
-    write_ahead_log._ROOM_BYTES = 1 << 14
+    CommandLog.calls_for_checkpoint = draw.choice([3, 10, 1 << 14])
+    WriteAheadLog.bytes_before_room = draw.choice([1, 1 << 17])
+    WriteAheadLog.part_bytes = 1 << 14
     if armed and follow:
         _arm(place, armed)  # a replica comes to no point before it takes over
     database = counters()

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.oltp import designs
 from benchmarks.oltp.__main__ import check_peers, report
-from penstock.procedures.in_process import write_ahead_log
+from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
 from penstock.procedures.programs.oltp import OLTP
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 from penstock.procedures.programs.oltp.ycsb import YcsbScale
@@ -93,4 +93,4 @@ def test_designs_run_in_turns_and_leave_no_trace() -> None:
     assert lines[-1].startswith("filled, beside publishing")
     assert sys.getswitchinterval() == 0.005
     assert gc.get_freeze_count() == 0
-    assert write_ahead_log._LEAST_FOR_ROOM == 128 << 10
+    assert WriteAheadLog.bytes_before_room == 128 << 10

@@ -137,8 +137,14 @@ def test_a_session_is_fenced_by_the_next_even_if_that_one_is_gone(tmp_path: Path
         log.close()
 
 
-LITTLE_ROOM = {"bytes_before_room": 1, "part_bytes": 6 << 10}
-"""Fill parts with few zeros, and early."""
+LITTLE_ROOM = 1, 6 << 10
+
+
+def little_room(place: Path) -> WriteAheadLog:
+    """Return a log that fills parts with few zeros, and early."""
+    log = WriteAheadLog(place)
+    log.bytes_before_room, log.part_bytes = LITTLE_ROOM
+    return log
 
 
 def wait_for_room(log: WriteAheadLog) -> None:
@@ -147,7 +153,7 @@ def wait_for_room(log: WriteAheadLog) -> None:
 
 
 def test_a_log_goes_on_in_parts_of_zeros_and_is_read_in_order(tmp_path: Path) -> None:
-    log = WriteAheadLog(tmp_path, **LITTLE_ROOM)
+    log = little_room(tmp_path)
     counts = COUNTS * 4
     sizes = set()
     for number, offset in enumerate(sum(counts[:n]) for n in range(len(counts))):
@@ -160,7 +166,7 @@ def test_a_log_goes_on_in_parts_of_zeros_and_is_read_in_order(tmp_path: Path) ->
     assert 6 << 10 in sizes
     log.close()
     assert read(tmp_path) == prefix(counts, len(counts))
-    log = WriteAheadLog(tmp_path, **LITTLE_ROOM)
+    log = little_room(tmp_path)
     assert list(log.read_earlier()) == prefix(counts, len(counts))
     log.append(sum(counts), calls(0, 1))
     log.begin_part()
@@ -170,13 +176,12 @@ def test_a_log_goes_on_in_parts_of_zeros_and_is_read_in_order(tmp_path: Path) ->
 
 @pytest.mark.parametrize("how", ["append", "begin_part"])
 def test_a_fenced_session_goes_on_in_no_new_part(tmp_path: Path, how: str) -> None:
-    old = WriteAheadLog(tmp_path, **LITTLE_ROOM)
+    old = little_room(tmp_path)
     old.append(0, calls(0, 1))
-    old.append(1, calls(1, 1))
     wait_for_room(old)
     next_part = tmp_path / old._part.following.name
-    newer = WriteAheadLog(tmp_path, **LITTLE_ROOM)
-    assert [offset for offset, _ in newer.read_earlier()] == [0, 1]
+    newer = little_room(tmp_path)
+    assert [offset for offset, _ in newer.read_earlier()] == [0]
     newer.begin_part()
     assert not next_part.exists()
     # A thread of the old session may be late, and create the part now.
@@ -192,23 +197,52 @@ def test_a_fenced_session_goes_on_in_no_new_part(tmp_path: Path, how: str) -> No
     old.close()
 
 
-def test_an_error_in_the_next_part_is_an_error_of_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = WriteAheadLog(tmp_path, **LITTLE_ROOM)
-
-    def refuse(*_: object) -> None:
-        raise OSError(28, "no space")
-
-    monkeypatch.setattr(AppendedFile, "_write_zeros", refuse)
+def test_a_part_of_zeros_whose_header_was_not_written_has_no_records(tmp_path: Path) -> None:
+    log = WriteAheadLog(tmp_path)
     log.append(0, calls(0, 1))
-    with pytest.raises(UnavailableError, match="free some space"):
-        wait_for_room(log)
-    with pytest.raises(UnavailableError, match="free some space"):
-        log.append(1, calls(1, 1))
-    monkeypatch.undo()
+    for room_bytes in (16, 6 << 10):
+        (tmp_path / log._part.following.name).write_bytes(bytes(room_bytes))  # the process was killed then
+        assert read(tmp_path) == [(0, calls(0, 1))]
     log.close()
-    assert read(tmp_path) == [(0, calls(0, 1))]
+
+
+@pytest.mark.parametrize("how", ["append", "begin_part"])
+@pytest.mark.parametrize("where", ["_write_zeros", "append", "full"])
+def test_a_log_goes_on_if_the_disk_has_no_space_for_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, how: str
+) -> None:
+    log = WriteAheadLog(tmp_path)
+    log.append(0, calls(0, 1))
+    log.bytes_before_room, log.part_bytes = LITTLE_ROOM
+    with monkeypatch.context() as patched:
+        if where == "full":  # other appends need the rest
+            little = os.statvfs_result([512, 512, 100, 23, 23, 0, 0, 0, 0, 255])
+            patched.setattr(os, "fstatvfs", lambda _: little)
+        else:
+
+            def refuse(file: AppendedFile, *_: object) -> None:
+                os.write(file._descriptor, bytes(1000))
+                raise OSError(28, "no space")
+
+            patched.setattr(AppendedFile, where, refuse)
+        log._go_on(1)
+        with pytest.raises(UnavailableError, match="free some space"):
+            wait_for_room(log)
+    assert not (tmp_path / log._part.following.name).exists()
+    if how == "begin_part":
+        log.begin_part()
+        log.append(1, calls(1, 1))
+        expected = [1]
+    else:
+        log.append(1, calls(1, 1))
+        assert log._part.number == 0
+        log.append(2, calls(2, 1))
+        wait_for_room(log)
+        log.append(3, calls(3, 1))
+        expected = [0, 1, 2, 3]
+    assert log._part.number == 1
+    log.close()
+    assert read(tmp_path) == [(number, calls(number, 1)) for number in expected]
 
 
 def test_only_what_is_synced_survives_and_only_that_is_acknowledged(

@@ -83,8 +83,6 @@ _SCHEMA = pa.schema([
     pa.field("rows", pa.list_(pa.binary())),
 ])  # fmt: skip
 _READER = "tables"
-_BYTES_FOR_CHECKPOINT = 64 << 20
-_CALLS_FOR_CHECKPOINT = 1 << 14
 
 
 class CommandLog:
@@ -106,8 +104,8 @@ class CommandLog:
 
     Attributes
     ----------
-    calls_for_checkpoint : int
-        The number of calls since the last checkpoint after which the next checkpoint is due.
+    calls_for_checkpoint, bytes_for_checkpoint : int
+        The number of calls, or of their bytes, since the last checkpoint after which the next is due.
 
     Raises
     ------
@@ -119,6 +117,9 @@ class CommandLog:
         If the file system refuses.
     """
 
+    calls_for_checkpoint = 1 << 14
+    bytes_for_checkpoint = 64 << 20
+
     def __init__(
         self,
         location: str | os.PathLike[str],
@@ -126,7 +127,6 @@ class CommandLog:
         tables: Iterable[TableSpec],
         interval_s: float = 0.0,
     ) -> None:
-        self.calls_for_checkpoint = _CALLS_FOR_CHECKPOINT
         self._files = open_files(location)
         self._tables = tuple(tables)
         check_tables(self._files.child("tables"), name, self._tables, create=True)
@@ -300,7 +300,7 @@ class CommandLog:
     @property
     def checkpoint_is_due(self) -> bool:
         """Whether repeating the calls since the last checkpoint would take long."""
-        return self._bytes > _BYTES_FOR_CHECKPOINT or self._calls > self.calls_for_checkpoint
+        return self._bytes > self.bytes_for_checkpoint or self._calls > self.calls_for_checkpoint
 
     def checkpoint(self, state: State) -> None:
         """Store a version of the tables, and release its calls. No call is appended meanwhile."""

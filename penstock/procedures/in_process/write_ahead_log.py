@@ -11,7 +11,7 @@ appended here first, and reach the p-stream within a second. Files and bytes::
     zeros, if the part was filled with them before its first record
 
 A record holds the calls of one sync; `offset` is the number of calls before them in the log. Once a part has
-`_LEAST_FOR_ROOM` bytes, a thread fills the next part with zeros, and the log continues there: the sync of a
+`bytes_before_room` bytes, a thread fills the next part with zeros, and the log continues there: the sync of a
 file that does not grow need not wait for the file system's journal. Invariants:
 
 1. A session begins with part 0, created exclusively. A process acknowledges calls only if, after their sync,
@@ -43,7 +43,7 @@ import pyarrow as pa
 from penstock import _durable
 from penstock._durable.appended import AppendedFile
 from penstock.checkpointing.p_stream.threads import Threads
-from penstock.errors import ConflictError, CorruptDataError, FencedError
+from penstock.errors import ConflictError, CorruptDataError, FencedError, UnavailableError
 
 __all__ = ["WriteAheadLog"]
 
@@ -55,8 +55,6 @@ _MARK = b"CALL"
 _CHECKSUM = struct.Struct("<I")
 _SECTOR_BYTES = 512
 _RECORD_HEADER_BYTES = _RECORD.size + _CHECKSUM.size
-_LEAST_FOR_ROOM = 128 << 10
-_ROOM_BYTES = 4 << 20
 
 
 class _Part(NamedTuple):
@@ -81,8 +79,11 @@ class WriteAheadLog:
     ----------
     directory : Path
         The directory, which is created if it does not exist.
+
+    Attributes
+    ----------
     bytes_before_room : int
-        The size of the first part after which the next part is filled with zeros.
+        The size of a part without zeros after which the next part is filled with zeros.
     part_bytes : int
         The size of a part that is filled with zeros.
 
@@ -92,13 +93,14 @@ class WriteAheadLog:
         If the file system refuses.
     """
 
-    def __init__(
-        self, directory: Path, *, bytes_before_room: int = _LEAST_FOR_ROOM, part_bytes: int = _ROOM_BYTES
-    ) -> None:
+    bytes_before_room = 128 << 10
+    part_bytes = 4 << 20
+
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._bytes_before_room, self._part_bytes = bytes_before_room, part_bytes
         _durable.make_directory(directory)
         self._room_bytes = 0
+        self._refused_at = 0
         self._threads: Threads | None = None
         self._next: Future[AppendedFile] | None = None
         while True:
@@ -144,18 +146,29 @@ class WriteAheadLog:
         """Go on with the next part if it is ready, and this part has no room for a record."""
         used = self._file.size_bytes
         if self._next is None:
-            if used < (self._room_bytes // 2 or self._bytes_before_room):
+            if used < self._refused_at + (self._room_bytes // 2 or self.bytes_before_room):
                 return
             self._threads = self._threads or Threads(1, "penstock-log-room")
-            self._next = self._threads.submit(self._create, self._part.following, self._part_bytes)
+            self._next = self._threads.submit(self._create, self._part.following, self.part_bytes)
         if self._next.done() and self._room_bytes - used < size_bytes:
-            file, self._next = self._next.result(), None
+            if (made := self._take_next()) is None:
+                self._refused_at = used
+                return
             if self._file is not self._oldest:
                 self._file.close()
-            self._use(file, self._part_bytes)
+            self._use(*made)
+
+    def _take_next(self) -> tuple[AppendedFile, int] | None:
+        """Return the next part and its size, or None if it was not begun or the file system refused it."""
+        made, self._next = self._next, None
+        try:
+            return None if made is None else (made.result(), self.part_bytes)
+        except UnavailableError:
+            return None  # this part can grow
 
     def _use(self, file: AppendedFile, room_bytes: int) -> None:
         self._file, self._part, self._room_bytes = file, self._part.following, room_bytes
+        self._refused_at = 0
 
     def read_earlier(self) -> Iterator[tuple[int, pa.Table]]:
         """Read the records of earlier parts: the number of calls before each, and its calls.
@@ -184,9 +197,7 @@ class WriteAheadLog:
         UnavailableError
             If the file system refuses.
         """
-        made, self._next = self._next, None
-        room_bytes = 0 if made is None else self._part_bytes
-        file = self._create(self._part.following) if made is None else made.result()
+        file, room_bytes = self._take_next() or (self._create(self._part.following), 0)
         try:
             self._check_newest()  # the next session deletes parts that exist when it begins
         except BaseException:
@@ -216,7 +227,7 @@ class WriteAheadLog:
 
 
 def _records(content: bytes, path: Path) -> Iterator[tuple[int, pa.Table]]:
-    if len(content) < _HEADER.size:
+    if len(content) < _HEADER.size or not content.rstrip(b"\0"):
         return  # the process ended while it created the part
     magic, version, _ = _HEADER.unpack_from(content)
     if magic != _MAGIC:
