@@ -37,6 +37,7 @@ from penstock.market import Market
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from penstock.state_store.location import find_operators
 from tests.long_tests import long_but
+from tests.processes import until
 from tests.spark.queries import for_older_spark, limits, needs_admission_control
 
 pytestmark = pytest.mark.spark
@@ -395,8 +396,13 @@ def test_records_that_cannot_be_read_are_counted(
     assert totals.emitted == emitted + (kind == "csv" and on_error == "keep")
     assert "bad records 2" in batch_line(batches[0])
     assert summary_line(totals).endswith("2 bad records")
-    entries = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
-    assert sum(entry["bad_records"] for entry in entries) == 2
+
+    def told() -> int:
+        lines = (tmp_path / "metrics").read_text().splitlines()
+        return sum(json.loads(line)["bad_records"] for line in lines)
+
+    # A run waits only ten seconds for Spark's last report.
+    assert until(lambda: told() == 2, 120)
     records = penstock.PStreamReader(rejected).read()
     assert sorted(records["value"].to_pylist()) == sorted(lines[kind][place].encode() for place in (1, 2))
     assert {url2pathname(urlparse(file).path) for file in records["file"].to_pylist()} == {
