@@ -6,8 +6,8 @@ The control code runs in the thread of the base partition. All partitions belong
 2. The base partition runs the control code. If this needs a row of another partition that has not arrived,
    the base waits (SP1). The other partitions wait for queries of the base (SP2).
 3. Each partition applies the transaction's changes to its rows, and waits for all others (SP3).
-4. If a transaction or request did not keep to its estimated path, and this may have changed a result, the
-   requests that depend on this result are undone, and the transaction starts again.
+4. If a transaction or request did not keep to its estimated path, and this may have changed a result, all
+   requests that ran beside the transaction are undone, and the transaction starts again.
 
 While a partition waits, it runs requests that the scheduler finds, as one batch. Results are as if all
 requests ran in their order: a request that runs at SP1 or SP2 conflicts with no access of the transaction.
@@ -202,12 +202,11 @@ class PythonCall:
             for loop in loops:
                 loop.result()
         if self._failure is not None or not stays:
-            self._check_paths()
             for place in self._places:
-                self.batches.undo(place, everything=self._failure is not None or rows is None)
+                self.batches.undo(place)
         if self._failure is not None:
             raise self._failure
-        self.early += [one.early for place in self._places for one in place.changes if one.early is not None]
+        self.early = [one.early for place in self._places for one in place.changes if one.early is not None]
         self._times.note("whole_s", _clock.monotonic_s() - self.batches.begin_s)
         return (rows if stays else None), rows is not None and not stays
 
@@ -270,7 +269,6 @@ class PythonCall:
         if any(map(self._scheduler.must_restart, stalls)) or self._table.out_of_order:
             return False
         self._model.learn(self._rows[0], self._first)
-        self.used += len(self._prefetched) - len(self._table.find_unnecessary())
         return True
 
     def _prepare(self, number: int, changes: Rows) -> None:
@@ -310,6 +308,7 @@ class PythonCall:
         executed = self._note(step, access)
         place = self._table.invoke(step)
         if place is not None and self._prefetched[place][0] == access:
+            self.used += 1
             return self._wait(self._prefetched[place][1])
         return self._query(step.partition, executed, partial(self._fetch_row, step.partition, access))
 

@@ -187,14 +187,13 @@ class StallBatches:
             path = tuple(Step(bit, row or UNKNOWN_KEY, place.stall.partition) for bit, row in steps)
             change.done.transaction.path = change.done.transaction.estimate = path
 
-    def undo(self, place: Place, *, everything: bool) -> None:
-        """Undo a transaction's changes in a partition, and the requests that depend on them, or all."""
-        undone = set(map(id, [] if everything else self._scheduler.find_undone(place.stall)))
-        kept = list[Change]()
+    def undo(self, place: Place) -> None:
+        """Undo a transaction's changes in a partition, and all requests that ran beside it, last first.
+
+        A request that conflicts with nothing so far may not stay: the next attempt may take another path, and
+        is not compared with requests that ran beside an earlier attempt.
+        """
         for change in reversed(place.changes):
-            if change.early is not None and not everything and id(change.done) not in undone:
-                kept.insert(0, change)
-                continue
             for name, (rows, keys) in change.rows.items():
                 table = place.part[name]
                 table.change(rows, table.rows_of(keys).select(keys.schema.names), stored=True)
@@ -202,4 +201,4 @@ class StallBatches:
                 kind, taken = change.early.kind, change.early.taken
                 self._offer.plan.waits[kind.places[taken]] = True
                 self.rolled_back += int(taken.sum())
-        place.changes = kept
+        place.changes = []
