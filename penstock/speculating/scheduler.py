@@ -43,7 +43,7 @@ class Transaction:
         The procedure.
     base : int
         The partition where the control code runs.
-    path, estimate : tuple of Step
+    path, estimate : sequence of Step
         The steps that the transaction executes, and the steps that it was estimated to execute.
     partitions : frozenset of int
         The partitions that the transaction needs.
@@ -55,8 +55,8 @@ class Transaction:
 
     kind: str
     base: int
-    path: tuple[Step, ...]
-    estimate: tuple[Step, ...]
+    path: Sequence[Step]
+    estimate: Sequence[Step]
     partitions: frozenset[int]
     aborts: bool = False
     is_hot: bool = False

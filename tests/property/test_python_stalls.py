@@ -189,6 +189,163 @@ def test_requests_beside_procedures_in_python_equal_the_serial_order(seed: int, 
         assert run(db, made) == expected
         assert tables(db) == tables(serial)
         assert db._state.transactions == serial._state.transactions
+        assert speculation(db).transactions > 0
+
+
+def chases() -> Database:
+    """Return a database whose procedures follow accounts or use different columns."""
+    made = penstock.database("chases")
+    made.table(
+        "accounts",
+        "id bigint, balance bigint NOT NULL, bonus bigint NOT NULL",
+        key="id",
+        partition_by="id",
+    )
+    made.table("rates", "id bigint, rate bigint NOT NULL", key="id")
+
+    @made.procedure(event="id bigint", returns="found bigint", plain=True)
+    def chase(e: Any, accounts: Any) -> Any:
+        reach("chased")
+        return accounts[accounts[accounts[e.id].balance].balance].balance
+
+    @made.procedure(event="id bigint, amount bigint", returns="balance bigint")
+    def add(e: Any, accounts: Any) -> Any:
+        accounts[e.id].balance += e.amount
+        return accounts[e.id].balance
+
+    @made.procedure(event="source bigint, target bigint")
+    def copy(e: Any, accounts: Any) -> None:
+        accounts[e.target].balance = accounts[e.source].bonus
+
+    @made.procedure(event="rate bigint", plain=True)
+    def mark(e: Any, accounts: Any, rates: Any) -> None:
+        reach("marked")
+        rates[0].rate = e.rate
+
+    return made
+
+
+CHASES = chases()
+
+
+def load_chain(db: OpenDatabase) -> None:
+    """Let account 4 name account 25, and account 25 name account 30."""
+    balances = [{4: 25, 25: 30}.get(id_, id_) for id_ in range(40)]
+    db.load("accounts", {"id": range(40), "balance": balances, "bonus": [7] * 40})
+    db.load("rates", {"id": [0], "rate": [5]})
+
+
+class ChaseError(Exception):
+    """A procedure fails when it runs again."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    "later",
+    [
+        [("add", {"id": 25, "amount": 1}), ("copy", {"source": 35, "target": 30})],
+        [("copy", {"source": 30, "target": 25}), ("add", {"id": 30, "amount": 7})],
+    ],
+)
+def test_a_restart_undoes_all_that_ran_beside_the_procedure(later: list[Any], fails: bool) -> None:
+    """The second attempt reads the row of a request that did not conflict with the first, or it fails."""
+    made = [("chase", {"id": 4}), *later]
+    with CHASES.open(**TWO, speculate=True) as db, CHASES.open() as serial:
+        load_chain(db)
+        load_chain(serial)
+        run(db, [("chase", {"id": 1}), ("add", {"id": 39, "amount": 0})])
+        times = speculation(db)._models[CHASES.procedures["chase"].program().digest][1]
+        times.whole_s = times.query_s = times.commit_s = 1e3
+        times.batch_s = 0.0
+        both, ran, chased = threading.Event(), list[str](), list[str]()
+        run_batch, fetch = StallBatches.run, PythonCall._fetch
+
+        def note(batches: Any, place: Any) -> bool:
+            done = run_batch(batches, place)
+            if done and place.stall.partition == 1:
+                ran.append("batch")
+                if len(ran) == len(later):
+                    both.set()
+            return done
+
+        def fetch_late(call: PythonCall, table: str, key: Any) -> Any:
+            if key == (25,) and not call.restarts:
+                assert both.wait(60)
+            return fetch(call, table, key)
+
+        def fail_again(point: str) -> None:
+            chased.append(point)
+            if fails and len(chased) == 2:
+                raise ChaseError
+
+        with (
+            patch.object(PythonCall, "_fetch", fetch_late),
+            patch.object(StallBatches, "run", note),
+        ):
+            found = run_with(fail_again, db, made)
+        expected = call_each(serial, later if fails else made)
+        assert found[-len(expected) :] == expected
+        assert isinstance(found[0], ChaseError) == fails
+        assert tables(db) == tables(serial)
+        assert speculation(db).restarts > 0
+        assert speculation(db).rolled_back >= len(later)
+        assert db._state.transactions == serial._state.transactions + 2 + fails
+
+
+def test_a_procedure_that_changes_a_replicated_table_is_tried_once() -> None:
+    marked = list[str]()
+    with CHASES.open(**TWO, speculate=True) as db:
+        load_chain(db)
+        for rate in range(4):
+            run_with(marked.append, db, [("mark", {"rate": rate})])
+        assert db.table("rates").to_pylist() == [{"id": 0, "rate": 3}]
+    assert len(marked) == 5
+
+
+def test_a_time_of_batches_that_is_too_long_for_every_stall_decays() -> None:
+    with CHASES.open(**TWO, speculate=True) as db:
+        load_chain(db)
+        tried, run_batch = threading.Event(), StallBatches.run
+        times = StallTimes(batch_s=1e6)
+        speculation(db)._models[CHASES.procedures["chase"].program().digest] = PathModel(), times
+        speculation(db)._models[CHASES.procedures["chase"].program().digest][0].learn(
+            {"id": 1}, [Access("read", "accounts", (1,))]
+        )
+
+        def note(batches: Any, place: Any) -> bool:
+            done = run_batch(batches, place)
+            if place.stall.partition == 1:
+                tried.set()
+            return done
+
+        def wait_here(_: str) -> None:
+            assert tried.wait(60)
+
+        with patch.object(StallBatches, "run", note):
+            run_with(wait_here, db, [("chase", {"id": 1}), ("add", {"id": 39, "amount": 0})])
+        assert times.batch_s < 1e6
+
+
+def test_explain_names_the_limit_of_statements() -> None:
+    made = penstock.database("wide")
+    for name in "abcdfghij":
+        made.table(name, "id bigint, v bigint NOT NULL", key="id", partition_by="id")
+
+    @made.procedure(event="id bigint", plain=True)
+    def change(e: Any, a: Any, b: Any, c: Any, d: Any, f: Any, g: Any, h: Any, i: Any) -> None:
+        a[e.id].v += 1
+
+    @made.procedure(event="id bigint", plain=True)
+    def change_more(e: Any, j: Any) -> None:
+        j[e.id].v += 1
+
+    with made.open(partitions=2, speculate=True) as db:
+        for name in "aj":
+            db.load(name, {"id": [1], "v": [0]})
+        db.call("change", id=1)
+        assert "over 32 statements" not in db.explain()
+        db.call("change_more", id=1)
+        assert "over 32 statements" in db.explain()
 
 
 MOVE = ("move", {"source": 1, "target": HALF + 1})

@@ -24,10 +24,15 @@ class Access(NamedTuple):
 
 
 def statement_of(verb: str, spec: TableSpec, *, has_key: bool = True) -> Statement:
-    """Return the statement of an access, which may read and change all columns."""
+    """Return the statement of an access, which may read and change all columns.
+
+    A read without a key is a `select`, so that a table has few statements.
+    """
+    has_key = has_key and _VERBS[verb]
+    verb = verb if has_key or verb != "read" else "select"
     every = frozenset(spec.schema.names)
     writes = every if verb == "delete" else frozenset[str]()
-    return Statement(verb, spec.name, every, writes, has_key and _VERBS[verb])
+    return Statement(verb, spec.name, every, writes, has_key)
 
 
 class PathModel:

@@ -100,9 +100,10 @@ class PythonCall:
         self._tables, self._program, self._events = tables, program, events
         self._footprints, self._model, self._times, self._mode = footprints, model, times, mode
         self._specs = {spec.name: spec for spec in program.tables}
-        for verb in ("read", "select", "delete"):
-            for spec, has_key in itertools.product(program.tables, (True, False)):
-                footprints.bit(statement_of(verb, spec, has_key=has_key))
+        placed = [spec for spec in program.tables if spec.name in tables.placements]
+        for spec, verb in itertools.product(placed, ("read", "select", "delete")):
+            footprints.bit(statement_of(verb, spec))
+            footprints.bit(statement_of(verb, spec, has_key=False))
         self._rules = footprints.rules()
         self._scheduler = Scheduler(self._rules, mode, keeps_order=True)
         self.batches = StallBatches(tables, footprints, self._scheduler, times, time_of, offer)
@@ -170,6 +171,7 @@ class PythonCall:
         self._transaction = Transaction(self._program.name, base, (), tuple(estimate), every)
         self._base = base
         self._path: list[tuple[Step, Access]] = []
+        self._steps_so_far = self._transaction.path = list[Step]()
         self._first: list[Access] = []
         self._is_first = True
         self._places = [
@@ -292,7 +294,7 @@ class PythonCall:
         """Add a step to the transaction's path; return the path's length."""
         with self.batches.lock:
             self._path.append((step, access))
-            self._transaction.path = tuple(one for one, _ in self._path)
+            self._steps_so_far.append(step)
             return len(self._path)
 
     def _fetch(self, table: str, key: Key) -> dict[str, Any] | None:

@@ -34,11 +34,11 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.partitions.partitioned_rows import MOVE_COST
 from penstock.procedures.rows import TableRows
 from penstock.procedures.texts import Numbers
-from penstock.speculating.in_process.footprints import Booleans, Footprint, Footprints
+from penstock.speculating.in_process.footprints import MOST_STATEMENTS, Booleans, Footprint, Footprints
 from penstock.speculating.in_process.path_models import PathModel
 from penstock.speculating.in_process.plans import Early, Offer
 from penstock.speculating.in_process.python_calls import MAX_EVENTS, PythonCall
-from penstock.speculating.in_process.stall_batches import StallTimes
+from penstock.speculating.in_process.stall_batches import TOO_LONG_DECAY, StallTimes
 from penstock.speculating.in_process.stalled_calls import StalledCall, Task, split_tasks
 from penstock.speculating.in_process.trials import Trials
 from penstock.speculating.rules import Level
@@ -57,8 +57,6 @@ Mode = Literal["rows", "tables", "occ"]
 MODES = ("rows", "tables", "occ")
 INITIAL_ESTIMATE_S = 1e-6
 """The assumed time of a transaction of a program that has not run yet."""
-TOO_LONG_DECAY = 0.95
-"""The factor on a program's assumed time when that is too long, so that the program is tried again."""
 _WEIGHT = 0.2
 """The weight of the latest time in the mean."""
 _SINGLE, _STALLED, _MOVING = "single", "stalled", "moving"
@@ -138,6 +136,7 @@ class Speculation:
         self._times: dict[tuple[str, str], float] = {}
         self._trials = Trials()
         self._models: dict[str, tuple[PathModel, StallTimes]] = {}
+        self._gathered = set[str]()
         self.offer: Offer | None = None
         self.unlogged: list[Early] = []
         self.stalls = self.transactions = self.merged = self.conflicts = 0
@@ -147,13 +146,15 @@ class Speculation:
     def describe(self) -> str:
         """Return the counts as a text."""
         counts = ", ".join(f"{count} at {point.value}" for point, count in self.points.items())
+        limit = f"; no more, because there are over {MOST_STATEMENTS} statements"
+        limit = limit if self.footprints.shares_numbers else ""
         return (
             f"speculated ({self._mode}): {self.transactions} later requests in {self.stalls} stalls; "
             f"{self.merged} later requests ran in one call with earlier ones; "
             f"{self.conflicts} conflicts, {self.rolled_back} rolled back; "
             f"{self.beside} transactions ran beside forwarded ones of their own call\n"
             f"  beside procedures in Python: {counts}; {self.prefetched} queries before they were requested, "
-            f"{self.used} of them used; {self.restarts} restarts"
+            f"{self.used} of them used; {self.restarts} restarts{limit}"
         )
 
     def read(self, program: Program, events: pa.RecordBatch) -> tuple[Footprint, Numbers] | None:
@@ -212,12 +213,14 @@ class Speculation:
         """Run a procedure in Python over partitions, or over gathered tables if that takes less time."""
         offer, count = self.offer, events.num_rows
         many = count > MAX_EVENTS or self.footprints.shares_numbers
-        if many or program.stages or not self._is_placed(program):
+        if many or program.stages or program.digest in self._gathered or not self._is_placed(program):
             return run_gathered()
         new = self._optimistic or offer is not None or self._trials.choose(program.digest, count)
         begin = _clock.monotonic_s()
         results = self._run_stalling(program, events, offer) if new else None
         self.offer = None
+        if new and results is None:  # it changes a replicated table, and probably will do so again
+            self._gathered.add(program.digest)
         if results is None:
             results, new = run_gathered(), False
         if offer is None:

@@ -23,7 +23,12 @@ from penstock.speculating.scheduler import Scheduler, Speculated, Stall, StallPo
 if TYPE_CHECKING:
     from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 
-__all__ = ["Change", "Place", "Rows", "StallBatches", "StallTimes"]
+__all__ = ["TOO_LONG_DECAY", "Change", "Place", "Rows", "StallBatches", "StallTimes"]
+
+TOO_LONG_DECAY = 0.95
+"""The factor on an assumed time that is too long, so that what took it is tried again."""
+FIRST_BATCH_S = 2e-4
+"""The assumed fixed time of a batch before any batch has run."""
 
 _WEIGHT = 0.2
 """The weight of the latest time in a mean."""
@@ -39,7 +44,7 @@ class StallTimes:
     whole_s: float = 1e-3
     query_s: float = 1e-4
     commit_s: float = 1e-4
-    batch_s: float = 2e-4
+    batch_s: float = FIRST_BATCH_S
 
     def note(self, name: str, seconds: float) -> None:
         """Include a time in a mean."""
@@ -128,7 +133,7 @@ class StallBatches:
         with self.lock:
             stall = place.stall
             left_s = self._left_s(stall) - self._times.batch_s
-            accesses = self._to_avoid(stall)
+            accesses, too_long = self._to_avoid(stall), False
             for kind, allowed in offer.plan.choose_at(number, accesses):
                 if not self._tables.route(kind.program).knows_rows:
                     continue
@@ -137,7 +142,10 @@ class StallBatches:
                 taken[np.flatnonzero(allowed)[: max(int(left_s / each_s), 0)]] = True
                 if taken.any():
                     break
+                too_long = too_long or bool(allowed.any())
             else:
+                if too_long and self._times.batch_s > FIRST_BATCH_S:
+                    self._times.batch_s *= TOO_LONG_DECAY
                 return False
             offer.plan.waits[kind.places[taken]] = False
             early = Early(kind, taken)
@@ -145,6 +153,7 @@ class StallBatches:
             change = Change({}, self._scheduler.note(stall, batch), early)
             place.changes.append(change)
             point = stall.point
+        _ = kind.program.kernel  # compile before the time of the batch is measured
         begin = _clock.monotonic_s()
         events = kind.events.filter(pa.array(taken))
         change.rows = self._old_rows(kind.program, events, place)
