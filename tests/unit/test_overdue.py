@@ -87,6 +87,7 @@ def test_the_local_engine_reports_a_step_that_hangs_until_it_returns(
         commit = query.log.commit
 
         def commit_late(*arguments: Any) -> None:
+            assert query.overdue.active
             hang()
             commit(*arguments)
 
