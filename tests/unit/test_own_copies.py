@@ -24,7 +24,7 @@ from tests.operators import Silence, Totals
 pytestmark = pytest.mark.usefixtures("unsynced")
 
 KEY = KeyCodec([pa.field("k", pa.string())])
-COPIES = {"key": ["k"], "buckets": 3}
+COPIES = {"key": ["k"], "buckets": 3, "schema": ["k string", "v double"]}
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.float64())])
 
 
@@ -117,3 +117,31 @@ def test_tables_that_cannot_be_divided_are_refused(
     copied = _written(tmp_path, operator).copied()
     with pytest.raises(InvalidUsageError, match=re.escape(fact)):
         OwnBuckets(copied, COPIES)
+
+
+@pytest.mark.parametrize(
+    ("given", "stored", "divides"),
+    [
+        ("int", pa.int64(), True),
+        ("bigint", pa.float64(), False),
+        ("timestamp", pa.timestamp("us", "UTC"), True),
+        ("timestamp", pa.timestamp("ns", "UTC"), False),
+        ("string", pa.large_string(), True),
+    ],
+)
+def test_one_bucket_is_divided_only_if_its_keys_have_the_types_of_the_input(
+    tmp_path: Path, given: str, stored: pa.DataType, divides: bool
+) -> None:
+    class Stored(Keyed):
+        def snapshot(self) -> dict[str, pa.Table]:
+            return {"totals": pa.table({"k": pa.array([1, 2]).cast(stored)})}
+
+    buckets = Buckets(tmp_path, 1, lambda: OperatorState(Stored()))
+    _feed(buckets.states, _rows(0))
+    buckets.commit()
+    specification = {"key": ["k"], "buckets": 1, "schema": [f"k {given}", "v double"]}
+    if divides:
+        OwnBuckets(buckets.copied(), specification)
+    else:
+        with pytest.raises(InvalidUsageError, match="keys of other types"):
+            OwnBuckets(buckets.copied(), specification)

@@ -13,12 +13,20 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.own.state import OperatorState
+from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.state_copy.keyed_units import OldUnits, WrittenState
 from penstock.spark_ext.state_copy.query_copy import QueryCopy
 from penstock.spark_ext.state_reader.own_view import StoredTables
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of
 
 __all__ = ["OwnBuckets"]
+
+_ALIKE = (
+    ("tinyint", "smallint", "int", "bigint"),
+    ("float", "double"),
+    ("timestamp", "timestamp_ntz"),
+)
+"""Spark types whose equal values have one bucket."""
 
 
 class OwnBuckets(OldUnits):
@@ -27,7 +35,7 @@ class OwnBuckets(OldUnits):
     Raises
     ------
     InvalidUsageError
-        If a table lacks a key column, or has keys of other buckets.
+        If a table lacks a key column, or has keys of other types or of other buckets.
     """
 
     def __init__(self, copy: QueryCopy, specification: Mapping[str, Any]) -> None:
@@ -41,6 +49,11 @@ class OwnBuckets(OldUnits):
                         "a table of the operator lacks key columns, so its rows cannot be divided",
                         table=name, missing=missing, hint="keep the operator's key in each of its tables",
                     )  # fmt: skip
+                if wrong := self._other_types(block):
+                    raise InvalidUsageError(
+                        "a table of the operator has keys of other types than its input",
+                        table=name, columns=wrong, hint="store the key columns as the input has them",
+                    )  # fmt: skip
                 if (self._buckets_of(block, self.buckets) != bucket).any():
                     raise InvalidUsageError(
                         "a table of the operator has keys of other buckets, so its rows cannot be divided",
@@ -53,6 +66,18 @@ class OwnBuckets(OldUnits):
     def _blocks(self, bucket: int) -> Mapping[str, pa.RecordBatch]:
         units, _ = self.units(bucket)
         return units[0].blocks if units else {}
+
+    def _other_types(self, block: pa.RecordBatch) -> list[str]:
+        """Return the key columns whose values are in other buckets, because the input has another type."""
+        fields = [block.schema.field(name) for name in self._key]
+        columns = zip(fields, spark_schema(pa.schema(fields)), strict=True)
+        inputs = self._specification["schema"]
+        return [
+            field.name
+            for field, column in columns
+            if (pa.types.is_timestamp(field.type) and field.type.unit != "us")
+            or not any(f"{field.name} {kind}" in inputs for kind in _alike(column.dataType.simpleString()))
+        ]
 
     def _buckets_of(self, block: pa.RecordBatch, buckets: int) -> npt.NDArray[np.int64]:
         codec = KeyCodec([block.schema.field(name) for name in self._key])
@@ -76,3 +101,7 @@ class OwnBuckets(OldUnits):
         # Only the operator knows how many keys wait, and reports it after the next micro-batch.
         facts = {"tables": schemas, "rows": rows, "waiting": int(waits)}
         return WrittenState([PUnit("snapshot", facts, blocks)])
+
+
+def _alike(kind: str) -> tuple[str, ...]:
+    return next((kinds for kinds in _ALIKE if kind in kinds), (kind,))
