@@ -21,7 +21,7 @@ import typer
 
 from penstock._version import __version__
 from penstock.errors import redact
-from penstock.jobs.checking import check_pipeline
+from penstock.jobs.checking import check_with_options
 from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors, size, unwrap
 from penstock.jobs.commands.compact import compact
 from penstock.jobs.commands.design import design
@@ -65,7 +65,14 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
-
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="spark|local",
+        help="Who runs the pipeline, in place of its field engine: Spark, or this process without Java.",
+        show_default=False,
+    ),
+]
 
 OWN_PROCESS = "own process"
 """The object of the context of a command that has the process to itself."""
@@ -92,14 +99,7 @@ def run(
     context: typer.Context,
     pipeline: PipelineArgument,
     overrides: SetOption = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="spark|local",
-            help="Who runs the pipeline, in place of its field engine: Spark, or this process without Java.",
-            show_default=False,
-        ),
-    ] = None,
+    engine: EngineOption = None,
     progress: Annotated[bool, typer.Option(help="Print a line for each micro-batch.")] = True,
     master: Annotated[
         str | None,
@@ -146,27 +146,17 @@ def run(
     Ctrl-C and SIGTERM stop it cleanly. Started again with the same checkpoint, it continues where it stopped.
     """
     with errors(debug=debug):
-        from penstock.conf.document import PipelineError
         from penstock.jobs.cluster.master import cluster_pipeline, spark_settings
 
         settings = spark_settings(master, conf or [], deploy_mode)
         overrides = list(overrides or [])
         options = {"engine": engine, "query.prometheus": prometheus}
-        overrides += [f"{field}={value}" for field, value in options.items() if value is not None]
         if opentelemetry:
             overrides.append("query.opentelemetry=true")
         own_process = context.obj == OWN_PROCESS
-        try:
-            loaded, document = check_pipeline(
-                pipeline, overrides, inputs=True, settings=settings, own_process=own_process
-            )
-        except PipelineError as error:
-            # Name the option that was given, not the override that it stands for.
-            problems = list(error.problems)
-            for field, value in options.items():
-                given = f"--{field.rpartition('.')[2]} {value}: "
-                problems = [text.replace(f"--set {field}={value}: ", given) for text in problems]
-            raise PipelineError(problems) from None
+        loaded, document = check_with_options(
+            pipeline, overrides, options, inputs=True, settings=settings, own_process=own_process
+        )
         from penstock.jobs.dashboard.dashboard import pipeline_dashboard
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
 
@@ -204,6 +194,7 @@ def run(
 def check(
     pipeline: PipelineArgument,
     overrides: SetOption = None,
+    engine: EngineOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Check a pipeline's configuration, columns and expressions without running it.
@@ -212,7 +203,10 @@ def check(
     runs.
     """
     with errors(debug=debug):
-        loaded, _ = check_pipeline(pipeline, overrides or [])
+        from penstock.jobs.pipelines.places import missing_inputs
+
+        loaded, document = check_with_options(pipeline, overrides or [], {"engine": engine})
+        missing = missing_inputs(loaded, document)
     steps: list[str] = [loaded.source.type]
     queue, window = loaded.queue or loaded.union, loaded.window
     if loaded.lookup is not None:
@@ -238,6 +232,8 @@ def check(
         groups = ", ".join(("window", *(loaded.by_window.group_by or ())))
         steps.append(f"aggregates by ({groups})")
     typer.echo(f"{pipeline}: valid: {' -> '.join([*steps, loaded.sink.type])}")
+    for problem in missing:
+        typer.echo(f"not there yet, needed by penstock run: {problem}", err=True)
 
 
 def _budget(budget: int | str | None) -> str:

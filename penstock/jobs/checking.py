@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -14,7 +14,31 @@ if TYPE_CHECKING:
     from penstock.conf.document import Document
     from penstock.conf.pipeline import Pipeline
 
-__all__ = ["check_checkpoint", "check_pipeline"]
+__all__ = ["check_checkpoint", "check_pipeline", "check_with_options"]
+
+
+def check_with_options(
+    pipeline: str, overrides: list[str], options: Mapping[str, str | None], **arguments: Any
+) -> tuple[Pipeline, Document]:
+    """Do as `check_pipeline`, with options of a command that stand for overrides of fields.
+
+    Raises
+    ------
+    PipelineError
+        As `check_pipeline`; its lines name an option, not the override.
+    """
+    from penstock.conf.document import PipelineError
+
+    given = [(field, value) for field, value in options.items() if value is not None]
+    try:
+        fields = [*overrides, *(f"{field}={value}" for field, value in given)]
+        return check_pipeline(pipeline, fields, **arguments)
+    except PipelineError as error:
+        problems = list(error.problems)
+        for field, value in given:
+            option = f"--{field.rpartition('.')[2]} {value}: "
+            problems = [text.replace(f"--set {field}={value}: ", option) for text in problems]
+        raise PipelineError(problems) from None
 
 
 def check_pipeline(

@@ -22,7 +22,7 @@ _INTERRUPTED = (
     "Exception occurred while shutting down connection",
 )
 """The message that Py4J logs with a traceback before it raises the exception again."""
-_STOPPING = b"stopping; another Ctrl-C ends at once\n"
+_STOPPING = b"stopping; another signal ends the process at once\n"
 
 
 class StopSignals(AbstractContextManager["StopSignals"]):

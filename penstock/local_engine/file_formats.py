@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
+from penstock.sql.expression import did_you_mean
 
 __all__ = ["OPTIONS", "check_options", "convert_columns", "file_reader", "read_csv", "readable_field"]
 
@@ -76,7 +77,7 @@ def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
             "the local engine does not know options of the reader",
             format=format,
             options=", ".join(unknown),
-            hint="leave them out, or use engine: spark",
+            hint=did_you_mean(unknown[0], sorted(OPTIONS[format])) or "leave them out, or use engine: spark",
         )
     return known
 

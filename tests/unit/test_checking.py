@@ -63,9 +63,37 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
         },
     )
     found = problems_of(file, "no override", "query.nam=a", inputs=True)
-    starts = ["not an override", "query.nam", "queue.policy", "lookup.table.path", "filter", "queue"]
+    starts = ["not an override", "query.nam", "queue.policy", "lookup.table.path", "filter", "queue.key"]
     starts += ["query.checkpoint", "sink.path"]
     assert sorted(text.partition(": ")[0].partition(". ")[0] for text in found) == sorted(starts)
+
+
+JSON = {"type": "files", "format": "json", "path": "in", "schema": "sensor STRING, ts TIMESTAMP, n LONG"}
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize(
+    ("queue", "found"),
+    [
+        ({"key": "sensor", "time": "sensor"}, "queue: a time column cannot be part of the update key"),
+        ({"key": "n", "time": "sensor"}, "queue.time: a column of this type cannot be the time"),
+        ({"key": "sensor", "time": "ts", "ttl": 10}, "queue.ttl: a number is the time to live of an integer"),
+        ({"key": "sensor", "time": "n", "ttl": "1 s"}, "queue.ttl: a duration has no meaning for an integer"),
+        ({"key": ["sensor", "senser"], "time": "ts"}, "queue.key: there is no column 'senser'"),
+    ],
+)
+def test_what_a_run_refuses_in_a_queue_is_found_without_a_run(
+    tmp_path: Path, engine: str, queue: dict[str, Any], found: str
+) -> None:
+    (problem,) = problems_of(written(tmp_path, {"engine": engine, "source": JSON, "queue": queue}))
+    assert problem.startswith(found)
+
+
+def test_a_misspelt_option_of_the_local_reader_is_found_without_a_run(tmp_path: Path) -> None:
+    changes = {"engine": "local", "source": JSON | {"format": "csv", "options": {"heder": "true"}}}
+    (problem,) = problems_of(written(tmp_path, changes | {"queue": {"key": "sensor", "time": "ts"}}))
+    assert problem.startswith("source.options: the local engine does not know options of the reader")
+    assert problem.endswith("did you mean 'header'?")
 
 
 def test_a_misspelt_file_is_compared_with_those_beside_it(
@@ -185,3 +213,21 @@ def test_a_query_that_fails_marks_its_error(monkeypatch: pytest.MonkeyPatch) -> 
         run.run(cast("StreamingQuery", query), on_batch=lambda batch: None)
     assert query.stopped
     assert failed.value.while_running
+
+
+def test_a_check_accepts_inputs_that_come_later_and_names_them(tmp_path: Path) -> None:
+    source = JSON | {"path": str(tmp_path / "nowhere")}
+    file = written(tmp_path, {"source": source, "queue": {"key": "sensor", "time": "ts"}})
+    checked = CliRunner().invoke(app, ["check", file])
+    assert checked.exit_code == 0
+    assert f"source.path: there is no file or directory '{tmp_path / 'nowhere'}'" in checked.stderr
+
+
+def test_a_check_is_for_the_engine_that_it_is_given(tmp_path: Path) -> None:
+    source = JSON | {"format": "csv", "options": {"comment": "#"}}
+    file = written(tmp_path, {"source": source, "queue": {"key": "sensor", "time": "ts"}})
+    assert CliRunner().invoke(app, ["check", file]).exit_code == 0
+    refused = CliRunner().invoke(app, ["check", file, "--engine", "local"])
+    assert (refused.exit_code, "source.options" in refused.stderr) == (2, True)
+    wrong = CliRunner().invoke(app, ["check", file, "--engine", "lokal"])
+    assert wrong.stderr.startswith("--engine lokal: engine: ")

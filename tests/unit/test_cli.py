@@ -284,6 +284,8 @@ def test_run_shows_batches_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr.splitlines() == [
         "batch 0     in    20,000  emitted      500  conflated    18,380  late 7  waiting   1,120  "
         "stale 340 ms, p95 1.2 s  took 2.1 s",
+        "stale: how long the oldest update that the results lack has waited, per key;  "
+        "average and 95th percentile over keys and time",
         "1 batch, 20,000 rows in, 500 emitted, 18,380 conflated, 7 late",
         "1,120 keys still wait: the newest row of each is gone with the temporary checkpoint; "
         "set query.checkpoint to keep it.",
@@ -408,7 +410,9 @@ def test_a_run_misses_its_input_before_spark_starts(tmp_path: Path) -> None:
     )
     result = penstock("run", str(file))
     assert result.exit_code == 2
-    assert result.stderr == f"{file}:1: source.path: there is no {tmp_path}/none.\n"
+    assert (
+        result.stderr == f"{file}:1: source.path: there is no file or directory {str(tmp_path / 'none')!r}.\n"
+    )
 
 
 @pytest.mark.parametrize(

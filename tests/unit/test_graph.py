@@ -338,7 +338,7 @@ def _queue() -> Graph:
             lambda: readings().where("lod > 1"),
             r"no column 'lod'.*expression=lod > 1.*node=where.*mean 'load'",
         ),
-        (lambda: readings().where("load + 1"), r"not boolean.*type=double"),
+        (lambda: readings().where("load + 1"), r"the filter is not a condition.*type=double"),
         (lambda: readings().where("load >"), "cannot be parsed"),
         (lambda: readings().where("sum(load) > 1"), "an aggregate is allowed only in agg"),
         (lambda: readings().select("load", load="plug"), "two columns have the same name.*load"),

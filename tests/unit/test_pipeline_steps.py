@@ -124,7 +124,7 @@ def test_a_join_and_a_lookup_are_read_and_planned(tmp_path: Path) -> None:
         ),
         (_UNION, "filter: v > 0", "filter: w > 0", "union.inputs.lse.filter: there is no column 'w'"),
         (_UNION, "projection: [k, t, v]", "projection: [k, t]", "union: the streams of a union differ"),
-        (_UNION, "time: t", "time: x", "union: there is no column 'x'"),
+        (_UNION, "time: t", "time: x", "union.time: there is no column 'x'"),
         (
             _UNION,
             "[k, t, v * 2",
@@ -150,7 +150,7 @@ def test_a_join_and_a_lookup_are_read_and_planned(tmp_path: Path) -> None:
         (_JOIN, "ask DOUBLE", "v DOUBLE", "join: two columns have the same name: column=v"),
         (_JOIN, "ask > v", "ask + v", "join: a join's condition is not boolean"),
         (_JOIN, "ask > v", "bid > v", "join: there is no column 'bid'"),
-        (_JOIN, "true}}\n  key: k", "true}}\n  key: name", "lookup: there is no column 'name'"),
+        (_JOIN, "true}}\n  key: k", "true}}\n  key: name", "lookup.key: there is no column 'name'"),
         (_JOIN, "format: csv", "format: cvs", "lookup.table.format: 'cvs' is not one of csv"),
         (_JOIN, "options: {header: true}", "optons: {}", "lookup.table.optons: unknown field"),
         (_JOIN, "join:\n", "queue: {key: k, time: t}\njoin:\n", "queue: cannot be in one pipeline with join"),

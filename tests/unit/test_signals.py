@@ -45,7 +45,7 @@ def test_a_second_signal_ends_the_process_at_once_and_quietly() -> None:
         assert program.stdout.readline() == "noted\n"
         program.send_signal(signal.SIGINT)
         out, err = program.communicate()
-    assert (program.returncode, out, err) == (130, "", "stopping; another Ctrl-C ends at once\n")
+    assert (program.returncode, out, err) == (130, "", "stopping; another signal ends the process at once\n")
 
 
 def test_where_nobody_asks_the_first_signal_raises() -> None:

@@ -18,8 +18,9 @@ from penstock.operators.scan.spec import TimeUnit
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.choices import Semantics
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
-from penstock.operators.update_stream.lives import describe_lives, silent_field
+from penstock.operators.update_stream.lives import describe_lives, life_steps, silent_field
 from penstock.operators.update_stream.operator_options import STALENESS_COLUMN, JoinOptions, QueueOptions
+from penstock.operators.update_stream.steps import check_times
 from penstock.sql.expression import Expression, column
 
 __all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
@@ -45,6 +46,23 @@ def _served(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
         return parse_schema(output)
     except InvalidUsageError:
         return schema  # only Spark can determine the schema; it checks when the graph starts
+
+
+def _check_columns(node: UpdateQueue | UpdateUnion, schema: pa.Schema) -> None:
+    """Check that the columns of a queue exist, and that its times have suitable types, if they are known."""
+    options = node.options
+    for name in (*node.update_key, node.time, *options.columns):
+        find_column(node, name, schema)
+    check_weights(node, options.weight, node.update_key)
+    time = schema.field(node.time)
+    if time.type == UNKNOWN:
+        return
+    try:
+        check_times(node.update_key, time, options.arrival)
+        life_steps("ttl", options.ttl, time.type)
+        life_steps("delete_ttl", options.delete_ttl, time.type)
+    except InvalidUsageError as error:
+        raise node.wrong(error.fact, error.hint, **error.context) from None
 
 
 def _check_results(node: Node, key: tuple[str, ...]) -> None:
@@ -83,9 +101,7 @@ class UpdateQueue(Node):
 
     def _schema(self) -> pa.Schema:
         schema = self.inputs[0].schema
-        for name in (*self.update_key, self.time, *self.options.columns):
-            find_column(self, name, schema)
-        check_weights(self, self.options.weight, self.update_key)
+        _check_columns(self, schema)
         return distinct(self, _results(schema, self.options))
 
     def _key(self) -> tuple[str, ...]:
@@ -151,9 +167,7 @@ class UpdateUnion(Union):
     def _schema(self) -> pa.Schema:
         # Zero-argument super() fails in a dataclass with slots.
         schema = Union._schema(self)
-        for name in (*self.update_key, self.time, *self.options.columns):
-            find_column(self, name, schema)
-        check_weights(self, self.options.weight, self.update_key)
+        _check_columns(self, schema)
         return distinct(self, _results(schema, self.options))
 
     def _key(self) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE, Binding, graph_o
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.local_engine.builder import Made, OpenInput
 from penstock.local_engine.checks import find_refusals
+from penstock.local_engine.file_formats import check_options
 from penstock.local_engine.inputs import Input
 from penstock.local_engine.outputs import (
     ConsoleOutput,
@@ -148,6 +149,8 @@ def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterato
             yield problem(f"the local engine has no source {source.type}", *path, "type")
         if isinstance(source, FilesSource) and "://" in source.path:
             yield problem("the local engine reads only local files", *path, "path")
+        if isinstance(source, FilesSource):
+            yield from _wrong_options(document, source, *path)
         if isinstance(source, KafkaSource):
             try:
                 KafkaOptions.parse(source.options)
@@ -157,6 +160,8 @@ def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterato
             _check_types(source)
         except InvalidUsageError as error:
             yield describe(document.place((*path, "schema")), (*path, "schema"), str(error), None)
+    if pipeline.lookup is not None:
+        yield from _wrong_options(document, pipeline.lookup.table, "lookup", "table")
     if places.output is None and not isinstance(
         pipeline.sink, ConsoleSink | MemorySink | NoopSink | ParquetSink | PStreamSink | UpsertSink
     ):
@@ -166,6 +171,16 @@ def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterato
     for name in sorted(pipeline.query.spark.keys() - _SETTINGS):
         if name.startswith("spark.sql."):
             yield problem(f"the local engine does not know {name}", "query", "spark")
+
+
+def _wrong_options(document: Document, files: FilesSource | TableSection, *path: str | int) -> Iterator[str]:
+    """Yield a problem if the local engine does not know an option of a reader of files."""
+    try:
+        check_options(files.format, files.options)
+    except InvalidUsageError as error:
+        at = (*path, "options")
+        fact = f"{error.fact}: options={error.context['options']}"
+        yield describe(document.place(at), at, fact, error.hint)
 
 
 def _check_types(source: Source) -> None:

@@ -14,7 +14,7 @@ _SILENCE_S = 10.0
 """The silence after which a run reports that it is still starting."""
 _STALENESS = (
     "stale: how long the oldest update that the results lack has waited, per key;",
-    "average and 95th percentile of all keys",
+    "average and 95th percentile over keys and time",
 )
 """The explanation that follows the first batch with staleness."""
 

@@ -368,10 +368,25 @@ def _field(document: Document, *path: str, goes_on: bool = False) -> Iterator[No
     except InvalidUsageError as error:
         context = "".join(f" {name}={value}" for name, value in error.context.items() if name != "node")
         fact = f"{error.fact}:{context}" if context else error.fact
-        problem = describe(_place_of(document, path, fact), path, fact, error.hint)
+        at = _field_of(document, path, error)
+        problem = describe(_place_of(document, at, fact), at, fact, error.hint)
         document.problems.append(problem)
         if not goes_on:
             raise PipelineError(document.problems) from error
+
+
+def _field_of(document: Document, path: FieldPath, error: InvalidUsageError) -> FieldPath:
+    """Return the one field of a section whose name or value an error names; else the section."""
+    if (option := (*path, error.context.get("option"))) in document.places:
+        return option
+    names = (error.context.get("column"), error.context.get("missing"))
+    found = set()
+    for at in document.places:
+        value, field = document.value(at), at[: len(path) + 1]
+        is_own = at[: len(path)] == path and at != path and (at == field or isinstance(at[-1], int))
+        if is_own and isinstance(value, str) and (value in names or repr(value) in error.fact):
+            found.add(field)
+    return found.pop() if len(found) == 1 else path
 
 
 def _place_of(document: Document, path: FieldPath, fact: str) -> str:

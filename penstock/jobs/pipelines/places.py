@@ -16,6 +16,7 @@ __all__ = [
     "check_inputs",
     "check_places",
     "check_upsert",
+    "missing_inputs",
     "nearest_directory",
     "read_places",
     "written_places",
@@ -104,15 +105,20 @@ def check_inputs(pipeline: Pipeline, document: Document) -> None:
     PipelineError
         If a place is missing, with a line for each.
     """
+    problems = missing_inputs(pipeline, document)
+    if problems:
+        raise PipelineError(problems)
+
+
+def missing_inputs(pipeline: Pipeline, document: Document) -> list[str]:
+    """Return a line for each local file or directory that a pipeline reads and that does not exist."""
     if _is_on_cluster():
-        return
-    problems = [
-        describe(document.place(path), path, f"there is no {location}")
+        return []
+    return [
+        describe(document.place(path), path, f"there is no file or directory {location!r}")
         for path, location in read_places(pipeline)
         if not Path(location).exists()
     ]
-    if problems:
-        raise PipelineError(problems)
 
 
 def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool]]:

@@ -1,18 +1,49 @@
-"""Convert durations to steps of a time column."""
+"""Check time columns, and convert durations to their steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us
 
-__all__ = ["steps_of"]
+__all__ = ["check_times", "steps_of"]
 
 _STEPS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+def check_times(key: Sequence[str], time: pa.Field[Any], arrival: str | None) -> None:
+    """Check the time columns of an update stream.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a time column is part of the key, or the type of the time is unsuitable.
+    """
+    for name in (time.name, arrival):
+        if name in key:
+            raise InvalidUsageError(
+                "a time column cannot be part of the update key",
+                column=name,
+                hint="every tuple would be its own key",
+            )
+    kind = time.type
+    if not (
+        pa.types.is_signed_integer(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+        or kind in (pa.float32(), pa.float64())
+    ):
+        raise InvalidUsageError(
+            "a column of this type cannot be the time",
+            column=time.name,
+            type=kind,
+            hint="use an integer, float, date or timestamp; cast text first",
+        )
 
 
 def steps_of(option: str, duration: str | timedelta, kind: pa.DataType, unit: str | None) -> int:

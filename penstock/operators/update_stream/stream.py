@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidUsageError
 from penstock.operators.freshness.classes import KeyClasses
 from penstock.operators.update_stream.options import check_column, check_weight
+from penstock.operators.update_stream.steps import check_times
 from penstock.state_store.keys.key_words import KeyCodec, Keys, Words
 from penstock.units import NEVER
 
@@ -95,14 +96,7 @@ class UpdateStream:
             *(("freshness", name) for name in (self.classes.columns if self.classes else ())),
         ]:
             check_column(option, name, names)
-        for name in (self.time, self.arrival):
-            if name in self.key:
-                raise InvalidUsageError(
-                    "a time column cannot be part of the update key",
-                    column=name,
-                    hint="every tuple would be its own key",
-                )
-        _check_time(self.schema.field(self.time))
+        check_times(self.key, self.schema.field(self.time), self.arrival)
         if self.arrival and not pa.types.is_timestamp(self.schema.field(self.arrival).type):
             raise InvalidUsageError(
                 "the arrival column is not a timestamp",
@@ -199,22 +193,6 @@ class UpdateStream:
                 hint="filter them out first, or set nulls to drop, which counts them",
             )
         return rows.filter(pa.array(~mask)), count
-
-
-def _check_time(column: pa.Field[Any]) -> None:
-    kind = column.type
-    if not (
-        pa.types.is_signed_integer(kind)
-        or pa.types.is_date(kind)
-        or pa.types.is_timestamp(kind)
-        or kind in (pa.float32(), pa.float64())
-    ):
-        raise InvalidUsageError(
-            "a column of this type cannot be the time",
-            column=column.name,
-            type=kind,
-            hint="use an integer, float, date or timestamp; cast text first",
-        )
 
 
 def as_int64(column: pa.Array[Any]) -> Integers:
