@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,6 +29,7 @@ from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.served.messages import CALL, to_stream
 from penstock.procedures.served.server import DatabaseServer
 from tests.procedures import define
+from tests.processes import until
 
 BANK = """
 import penstock
@@ -268,6 +270,39 @@ def test_a_client_that_reads_nothing_holds_no_server() -> None:
             unread.cancel()
         server.wait()
         assert len(db.table("accounts")) == 400_000
+
+
+def test_a_server_that_stops_answers_calls_that_run_longer_than_the_grace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started, stopping, ended = threading.Event(), threading.Event(), threading.Event()
+    run = OpenDatabase.run
+
+    def run_slowly(db: OpenDatabase, *given: Any) -> pa.Table:
+        started.set()
+        assert until(stopping.is_set, 300)
+        results = run(db, *given)
+        ended.set()
+        return results
+
+    monkeypatch.setattr(OpenDatabase, "run", run_slowly)
+    with bank().open() as db, ThreadPoolExecutor() as threads:
+        db.load("accounts", {"id": [1, 2], "balance": [5, 5]})
+        server = DatabaseServer(db)
+
+        def shutdown() -> None:
+            threads.submit(stopping.set)
+            flight.FlightServerBase.shutdown(server)
+
+        monkeypatch.setattr(server, "shutdown", shutdown)
+        with penstock.DatabaseClient(server.uri) as client:
+            rows = pa.table({"id": [1, 2], "amount": [1, 1]})
+            answer = threads.submit(client.run, "pay", rows)
+            assert started.wait(300)
+            server.stop(grace="1us")
+            assert ended.is_set()
+            assert len(answer.result()) == 2
+        server.wait()
 
 
 @pytest.mark.long

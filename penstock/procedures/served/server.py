@@ -110,6 +110,8 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         self._taking_over = threading.Lock()
         self._room = threading.BoundedSemaphore(most_waiting)
         self._most_waiting = most_waiting
+        self._running = 0
+        self._changed = threading.Condition()
         scheme = "grpc" if certificate is None else "grpc+tls"
         authority = f"[{host}]" if ":" in host else host
         try:
@@ -128,14 +130,18 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         self.uri = f"{scheme}://{authority}:{self.port}"
 
     def stop(self, grace: str | timedelta = "5s") -> bool:
-        """Listen no longer; return whether all calls have ended within `grace`.
+        """Listen no longer, wait until no call runs, and return whether clients took the answers in `grace`.
 
-        A call does not end while its client neither reads its rows nor closes the connection.
+        A client may neither read its rows nor close the connection.
         """
         ending = threading.Thread(target=self.shutdown, name="penstock-stop", daemon=True)
         ending.start()
-        ending.join(parse_duration_us(grace) / 1e6)
-        return not ending.is_alive()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._running)
+            ending.join(parse_duration_us(grace) / 1e6)
+            if not ending.is_alive() or not self._running:
+                return not ending.is_alive()
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
@@ -145,12 +151,19 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
                 raise UnavailableError(
                     "too many calls wait", waiting=self._most_waiting, hint="send it again, later"
                 )
+            self._count(1)
             try:
                 yield
             finally:
+                self._count(-1)
                 self._room.release()
         except PenstockError as error:
             raise_as_flight(error)
+
+    def _count(self, more: int) -> None:
+        with self._changed:
+            self._running += more
+            self._changed.notify_all()
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """Return the actions."""
