@@ -119,7 +119,8 @@ def test_a_queue_may_stand_before_a_window() -> None:
         ),
         (
             ["window.time=second"],
-            "--set window.time=second: window: there is no column 'second'. Hint: did you mean 'seconds'?",
+            "--set window.time=second: window.time: there is no column 'second'. "
+            "Hint: did you mean 'seconds'?",
         ),
         (["aggregates={load: avg(cpuu)}"], "aggregates: there is no column 'cpuu'"),
         (["group_by=[catgory]"], "group_by: there is no column 'catgory'"),
@@ -128,7 +129,7 @@ def test_a_queue_may_stand_before_a_window() -> None:
         (["projection=['kind +']"], "projection: an expression cannot be parsed"),
         (
             ["window.unit=null"],
-            "window: the time of a window is neither a timestamp nor an integer with a unit",
+            "window.time: the time of a window is neither a timestamp nor an integer with a unit",
         ),
         (["persist={other: always}"], "persist: persist names no operator"),
         (["source.schema=a VARIANT"], "source: the schema is wrong: 'VARIANT' is where a type should be"),

@@ -383,7 +383,8 @@ def _field_of(document: Document, path: FieldPath, error: InvalidUsageError) -> 
     found = set()
     for at in document.places:
         value, field = document.value(at), at[: len(path) + 1]
-        is_own = at[: len(path)] == path and at != path and (at == field or isinstance(at[-1], int))
+        is_named = at[: len(path)] == path and at != path and isinstance(field[-1], str)
+        is_own = is_named and (at == field or isinstance(at[-1], int))
         if is_own and isinstance(value, str) and (value in names or repr(value) in error.fact):
             found.add(field)
     return found.pop() if len(found) == 1 else path
