@@ -42,9 +42,9 @@ from penstock.spark_ext.worker.window_plan import WindowPlan, partials_of_values
 from penstock.sql.evaluate import project
 from penstock.sql.expression import Expression
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
+from tests.bucket_states import Buckets, restored
 from tests.long_tests import long_but
 from tests.sketches import needs_sketches
-from tests.unit.test_rescale_states import Buckets, restored
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.scheduling.weights import ONE, KeyWeights, column_shares, shares_of
+from penstock.operators.scheduling.weights import ONE, KeyWeights, find_shares, shares_of
 from penstock.operators.update_stream.stream import UpdateStream
 from tests.streams import STREAM
 
@@ -82,7 +82,9 @@ def test_a_column_of_numbers_may_be_the_weight(kind: pa.DataType) -> None:
     stream = _stream(pa.int64(), kind)
     columns = [pa.array([1, 2]), pa.array([1, 1]), pa.array([1, 9]).cast(kind)]
     rows = pa.RecordBatch.from_arrays(columns, schema=stream.schema)
-    assert column_shares(stream, rows).tolist() == [ONE, 3 * ONE]
+    found = find_shares(stream, None, rows, stream.keys(rows))
+    assert found is not None
+    assert found.tolist() == [ONE, 3 * ONE]
     assert not stream.find_unusable(rows).any()
 
 
