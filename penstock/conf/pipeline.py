@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Sequence
 from copy import deepcopy
+from difflib import get_close_matches
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -206,9 +207,10 @@ def example_text(name: str) -> str:
     """
     names = example_names()
     if name not in names:
+        near = get_close_matches(name, names, n=1)
         raise InvalidUsageError(
             f"there is no example {name!r}",
-            hint=f"the examples are {', '.join(names)}",
+            hint=f"did you mean {near[0]!r}?" if near else f"the examples are {', '.join(names)}",
         )
     return ChainMap(*map(_examples, _GROUPS))[name].read_text(encoding="utf-8")
 

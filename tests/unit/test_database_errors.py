@@ -56,6 +56,12 @@ def test_attributes_by_position_are_told_to_have_names(bank: Database) -> None:
             db.call("add", amount=1)
         with pytest.raises(InvalidUsageError, match=r"type=string declared=decimal\(9, 2\)"):
             db.call("add", id=1, amount="x")
+    with bank.open() as db:
+        for call in (db.call, db.submit):
+            unknown = r"no such attribute: procedure=add attribute=amuont\. Hint: did you mean 'amount'\?"
+            with pytest.raises(InvalidUsageError, match=unknown):
+                call("add", id=1, amount=None, amuont=2)
+        db.run("add", {"id": [1], "amount": [None], "more": [2]})
     with pytest.raises(InvalidUsageError, match=r"no place in a procedure: .*type=map<string, bigint>"):
         bank.table("sums", "id bigint, totals map<string, bigint>", key="id")
 

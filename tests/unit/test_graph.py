@@ -386,6 +386,10 @@ def _queue() -> Graph:
         ),
         (lambda: readings().window("time", size="1 s").where("load > 1"), "has no aggregate"),
         (lambda: readings().window("time", size="1 s").plan(), "has no aggregate"),
+        (
+            lambda: readings().window("time", size="1 s").agg(load="averge(load)"),
+            "has no aggregate: .*did you mean 'avg'",
+        ),
         (lambda: readings().sink("noop").where("load > 1"), "nothing may follow a sink"),
         (lambda: readings().where("load > 1", name="readings"), "same name"),
         (lambda: readings().union(readings()), "two sources have the same name"),
@@ -402,7 +406,7 @@ def _queue() -> Graph:
         ),
         (
             lambda: housed("max(house)"),
-            "windows have no max of this type: expression=house.*first and last",
+            r"an aggregate does not take values of this type: expression=max\(house\).*first and last",
         ),
         (lambda: minutes().join_windows(minutes("2 s")), "end at different times.*1 s over.*2 s over"),
         (lambda: minutes().join_windows(minutes(), on="plg"), "mean 'plug'"),

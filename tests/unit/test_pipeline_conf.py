@@ -771,10 +771,12 @@ def test_a_problem_of_an_example_names_it() -> None:
 
 def test_an_example_that_is_not_there_is_an_error() -> None:
     with pytest.raises(InvalidUsageError) as caught:
-        example_text("markte")
+        example_text("none")
     assert str(caught.value) == (
-        f"there is no example 'markte'. Hint: the examples are {', '.join(example_names())}."
+        f"there is no example 'none'. Hint: the examples are {', '.join(example_names())}."
     )
+    with pytest.raises(InvalidUsageError, match="did you mean 'market'"):
+        example_text("markt")
 
 
 def test_the_problems_survive_pickling() -> None:

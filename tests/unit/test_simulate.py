@@ -33,8 +33,9 @@ def test_all_queues_are_equally_fresh_without_overload() -> None:
 
 @pytest.mark.parametrize(("load", "keys", "skew", "updates"), [(0, 1, 0, 1), (1, 0, 0, 1), (1, 1, -1, 1)])
 def test_what_cannot_be_simulated_is_refused(load: float, keys: int, skew: float, updates: int) -> None:
-    with pytest.raises(InvalidUsageError, match=r"cannot be simulated: .* must be positive"):
+    with pytest.raises(InvalidUsageError, match=r"cannot be simulated: .* must be positive") as told:
         compare_policies(load, keys, skew, updates)
+    assert list(told.value.context) == [{(0, 1): "load", (1, 0): "keys"}.get((int(load), keys), "skew")]
 
 
 def test_the_command_shows_a_row_for_each_queue() -> None:

@@ -306,13 +306,14 @@ class Aggregate(Node):
                     type=kind,
                 )
             return
-        times_too = partial.kind not in _NOUNS
+        times_too = partial.kind not in ("kll", "own")
         if kind != UNKNOWN and not (_is_number(kind) or (times_too and pa.types.is_temporal(kind))):
+            written = [one.text for _, one in self.aggregates if f"({partial.expression})" in one.text]
             raise self.wrong(
-                f"windows have no {_NOUNS.get(partial.kind, partial.kind)} of this type",
+                "an aggregate does not take values of this type",
                 "min, max and sum take integers, floats, dates and times; median, percentile and own take "
                 "integers and floats; first and last take any type",
-                expression=partial.expression,
+                expression=", ".join(written) or partial.expression,
                 type=kind,
             )
 
@@ -436,9 +437,6 @@ def _window(node: Node, accepts: Callable[[Window], bool]) -> Window | None:
         else:
             stack += at.inputs
     return None
-
-
-_NOUNS: Final = {"kll": "quantile", "own": "own aggregate"}
 
 
 def _has_map(kind: pa.DataType) -> bool:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import chain, count
 from types import MappingProxyType
 from typing import Final
@@ -31,6 +32,13 @@ __all__ = [
     "replace_own",
     "sketch_argument",
 ]
+
+
+_SUPPORTED: Final = (
+    "count", "approx_count_distinct", "sum", "avg", "min", "max", "first", "last", "stddev", "median",
+    "percentile",
+)  # fmt: skip
+"""The names of aggregates that windows support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,8 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
         if not calls:
             raise InvalidUsageError(
                 "the expression has no aggregate",
-                hint="write an aggregate such as sum(x), avg(x) or count(*)",
+                hint=_similar_aggregate(whole.tree)
+                or "write an aggregate such as sum(x), avg(x) or count(*)",
                 name=name,
                 expression=text,
             )
@@ -175,6 +184,14 @@ def aggregates_of(tree: Tree) -> list[Tree]:
     if is_aggregate(tree):
         return [tree]
     return [call for part in tree.children for call in aggregates_of(part)]
+
+
+def _similar_aggregate(tree: Tree) -> str | None:
+    """Return the hint that names an aggregate similar to a function in a tree; None if there is none."""
+    for node in tree.walk():
+        if node.kind == "call" and (near := get_close_matches(node.value, _SUPPORTED, n=1)):
+            return f"did you mean {near[0]!r}?"
+    return None
 
 
 def deviation(n: str, m2: str) -> str:

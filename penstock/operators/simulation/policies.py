@@ -58,11 +58,14 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
     InvalidUsageError
         If an argument is out of range.
     """
-    if not load > 0 or keys < 1 or skew < 0 or updates < 1:
+    options = {"load": load, "keys": keys, "skew": skew, "updates": updates}
+    fit = {"load": load > 0, "keys": keys >= 1, "skew": skew >= 0, "updates": updates >= 1}
+    if wrong := {name: value for name, value in options.items() if not fit[name]}:
         raise InvalidUsageError(
-            "this overload cannot be simulated", load=load, keys=keys, skew=skew, updates=updates,
+            "this overload cannot be simulated",
             hint="load, keys and updates must be positive, and skew at least 0",
-        )  # fmt: skip
+            **wrong,
+        )
     stream = update_stream()
     rates = zipf_weights(keys, skew)
     trace = draw_arrivals(rates, 1.0, updates, seed=seed)

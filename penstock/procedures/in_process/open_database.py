@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import TableSet, event_schema, result_schema
-from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of, check_named
+from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of
 from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.open_programs import OpenPrograms
 from penstock.procedures.in_process.open_tables import open_tables
@@ -264,7 +264,7 @@ class OpenDatabase:
         InvalidUsageError
             If there is no such procedure, or an attribute does not fit.
         """
-        check_named(procedure, positional)
+        self._programs.check_call(procedure, positional, attributes)
         with arrow_errors(procedure):
             event = pa.RecordBatch.from_struct_array(pa.array([attributes]))
         return self.run(procedure, event).to_pylist()[0]
@@ -325,7 +325,7 @@ class OpenDatabase:
         InvalidUsageError
             If the database is closed. The future has the errors of `call`.
         """
-        check_named(procedure, positional)
+        self._programs.check_call(procedure, positional, attributes)
         with self._lock:
             self._check_open()
             if self._queue is None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import TYPE_CHECKING
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import PlainProgram, Program
-from penstock.procedures.in_process.arrow_rows import check_text
+from penstock.procedures.in_process.arrow_rows import check_named, check_text
 from penstock.procedures.requests.programs import RequestPrograms
 from penstock.procedures.schema import TableSpec
 from penstock.sql.expression import did_you_mean
@@ -61,6 +61,28 @@ class OpenPrograms:
             self._check_opened(*(spec.name for spec in program.tables))
             self._programs[procedure, events] = program
         return program
+
+    def check_call(self, name: str, positional: tuple[object, ...], attributes: Mapping[str, Any]) -> None:
+        """Refuse attributes of a call that are passed by position, or that a declared event does not have.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is such an attribute.
+        """
+        check_named(name, positional)
+        check_text(name, kind="procedure")
+        procedure = self._database.procedures.get(name)
+        if procedure is None or procedure.event is None:
+            return
+        for attribute in attributes:
+            if procedure.event.get_field_index(attribute) < 0:
+                raise InvalidUsageError(
+                    "the event has no such attribute",
+                    procedure=name,
+                    attribute=attribute,
+                    hint=did_you_mean(attribute, procedure.event.names, "attributes"),
+                )
 
     def requests(self) -> RequestPrograms:
         """Return the procedures that requests may call."""
