@@ -465,7 +465,7 @@ def test_values_of_kafka_are_unpacked_and_packed(spark: SparkSession) -> None:
         ),
         (
             {"queue": {"key": "ticker", "time": "time"}},
-            "queue.key: there is no column 'ticker'",
+            "queue: there is no column 'ticker'",
         ),
         (
             {"source": {"type": "files", "format": "parquet", "path": "/nowhere"}},

@@ -95,8 +95,8 @@ def test_a_path_that_is_no_state_location_is_refused(tmp_path: Path, command: tu
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr == (
             f"there is no state at this location: location={path}. Hint: give a state_location, or "
-            "the directory of a query, operator or bucket in one. That of a pipeline is CHECKPOINT/state "
-            "unless it sets another.\n"
+            "the directory of a query, operator or bucket in one. By default the state_location "
+            "of a pipeline is CHECKPOINT/state.\n"
         )
     assert (tmp_path / "other" / "file").exists()
     unknown = penstock(*command, "ftp://host/state")
