@@ -78,7 +78,6 @@ JSON = {"type": "files", "format": "json", "path": "in", "schema": "sensor STRIN
         ({"key": "sensor", "time": "sensor"}, "queue: a time column cannot be part of the update key"),
         ({"key": "n", "time": "sensor"}, "queue.time: a column of this type cannot be the time"),
         ({"key": "sensor", "time": "ts", "ttl": 10}, "queue.ttl: a number is the time to live of an integer"),
-        ({"key": "sensor", "time": "n", "ttl": "1 s"}, "queue.ttl: a duration has no meaning for an integer"),
         ({"key": ["sensor", "senser"], "time": "ts"}, "queue.key: there is no column 'senser'"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_time_to_live_is_in_steps_of_the_time() -> None:
     assert life_steps("ttl", "2 s", pa.int64(), "ms") == 2000
     for life, kind, message in (
         (7, pa.timestamp("us"), "a number is the time to live of an integer time"),
-        ("7 s", pa.int64(), "does not say how much that is"),
+        ("7 s", pa.int64(), "a duration has no meaning for an integer time"),
         ("7 s", pa.float64(), "the time column has an unsupported type"),
     ):
         with pytest.raises(InvalidUsageError, match=message):

@@ -59,8 +59,9 @@ def _check_columns(node: UpdateQueue | UpdateUnion, schema: pa.Schema) -> None:
         return
     try:
         check_times(node.update_key, time, options.arrival)
-        life_steps("ttl", options.ttl, time.type)
-        life_steps("delete_ttl", options.delete_ttl, time.type)
+        for option, life in (("ttl", options.ttl), ("delete_ttl", options.delete_ttl)):
+            if isinstance(life, int):  # `shape` writes a duration for each time to live, whatever the time
+                life_steps(option, life, time.type)
     except InvalidUsageError as error:
         raise node.wrong(error.fact, error.hint, **error.context) from None
 
