@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -248,26 +249,28 @@ def test_ctrl_c_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
 
 
 UNREAD = {"id": range(400_000), "balance": [Decimal("100.00")] * 400_000}
-"""More rows than a server can send to a client that does not read them."""
+"""More rows than a server can send to a client that does not read them and has little room for them."""
+LITTLE_ROOM = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 << 10)]
 
 
-def unread_accounts(client: penstock.DatabaseClient) -> flight.FlightStreamReader:
-    """Ask for the table; return once the server sends it."""
-    stream = client._client.do_get(flight.Ticket(b'{"table": "accounts"}'))
-    assert stream.schema.names == ["id", "balance"]
-    return stream
+@contextmanager
+def unread_accounts(uri: str) -> Iterator[None]:
+    """Ask for the table, and read no row of what the server sends."""
+    with flight.FlightClient(uri, generic_options=LITTLE_ROOM) as client:
+        stream = client.do_get(flight.Ticket(b'{"table": "accounts"}'))
+        assert stream.schema.names == ["id", "balance"]
+        yield
+        stream.cancel()
 
 
 def test_a_client_that_reads_nothing_holds_no_server() -> None:
     with bank().open() as db:
         db.load("accounts", {"id": range(400_000), "balance": range(400_000)})
         server = DatabaseServer(db)
-        with penstock.DatabaseClient(server.uri) as client:
-            unread = unread_accounts(client)
+        with penstock.DatabaseClient(server.uri) as client, unread_accounts(server.uri):
             assert not server.stop(grace="50ms")
             with pytest.raises(UnavailableError):
                 client.lag()
-            unread.cancel()
         server.wait()
         assert len(db.table("accounts")) == 400_000
 
@@ -311,12 +314,10 @@ def test_ctrl_c_ends_a_server_although_a_client_reads_nothing(tmp_path: Path) ->
     with database_in(tmp_path / "bank.py").open(tmp_path / "bank") as opened:
         opened.load("accounts", UNREAD)
     process, uri = started(tmp_path)
-    with penstock.DatabaseClient(uri, timeout="300s") as client:
-        unread = unread_accounts(client)
+    with penstock.DatabaseClient(uri, timeout="300s") as client, unread_accounts(uri):
         assert client.call("pay", id=1, amount=Decimal(1))["left"] == Decimal(99)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
-        unread.cancel()
     assert process.returncode == 130, said
     assert "a client did not read its rows" in said
     with database_in(tmp_path / "bank.py").open(tmp_path / "bank") as opened:
