@@ -10,7 +10,6 @@ groups of transactions one after the other, as fast as it can.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sqlite3
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import penstock
-from benchmarks.harness import REPOSITORY, print_and_save, report_head, scratch
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head, scratch
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
 
@@ -73,9 +72,8 @@ def latencies(submit: Submit, rate: int, seconds: float) -> tuple[np.ndarray[Any
             future.add_done_callback(lambda done, number=number: note(number, done))  # type: ignore[misc]
             futures.append(future)
         sent = max(sent, due)
-        time.sleep(
-            max(begin + sent / rate - time.perf_counter(), 0)
-        )  # the pace of clients; nothing is waited for
+        rest = begin + sent / rate - time.perf_counter()
+        time.sleep(max(rest, 0))  # the pace of clients; nothing is waited for
     for future in futures:
         future.result()
     due_at = begin + np.arange(count) / rate
@@ -157,8 +155,7 @@ def report(seconds: float, rates: Sequence[int], intervals: Sequence[str]) -> It
         with scratch("latency") as place:
             row = _sqlite(place, seconds, group)
         yield f"{f'SQLite, {group} a commit':<28}{'':>12}" + "".join(f"{value:>12,.1f}" for value in row)
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

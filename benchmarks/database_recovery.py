@@ -11,7 +11,6 @@ the process with all its threads.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.command_log import CommandLog
 
@@ -87,8 +86,7 @@ def report(transactions: int, groups: Sequence[int]) -> Iterator[str]:
     for group in groups:
         took_s, cpu_s = recovery_s(transactions, group)
         yield f"{group:>12,}{took_s:>10.1f}{cpu_s:>10.1f}{transactions / took_s / 1e6:>10.2f}"
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

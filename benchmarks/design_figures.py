@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +31,7 @@ import numpy as np
 from benchmarks.design_throughput import DISTRIBUTED, throughput
 from benchmarks.design_workloads import WORKLOADS, encode, known_choice, trace_of
 from benchmarks.designs import designs_of
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.search import Limits, Progress, search
 from penstock.designing.traces.trace import Trace
@@ -289,8 +288,7 @@ def report(figure: str, options: Options) -> Iterator[str]:
         f"--seeds {options.seeds}"
     )
     yield from FIGURES[figure](options)
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

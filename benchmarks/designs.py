@@ -21,14 +21,13 @@ TPC-C (skewed) is TPC-C in which all transactions of an interval are of one ware
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.design_workloads import WORKLOADS, encode, trace_of
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from benchmarks.schism import graph_choice
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.initial import most_frequent, route_by_frequency
@@ -116,8 +115,7 @@ def report(count: int, partitions: Sequence[int], seconds: float, names: Sequenc
                 )
     yield ""
     yield "records: the transactions of the trace after compression. designs/s: of the search, on one core."
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ Processor time hardly depends on other programs on the machine.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import defaultdict
@@ -24,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, print_and_save, report_head, scratch
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head, scratch
 from benchmarks.transactions_over_buckets import Case, requests
 from penstock.procedures.analysis.columns import ResultRows
 from penstock.procedures.partitions.bucket_forwarding import Forwarding
@@ -124,8 +123,7 @@ def report(given: argparse.Namespace) -> Iterator[str]:
                 f"{share:>6.0%}  {'remote' if remote else 'local':<8}{size:>6.1f}{steps.sum():>8.0f}"
                 + "".join(f"{one:>12.0f}" for one in steps)
             )
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

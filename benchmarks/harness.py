@@ -297,6 +297,11 @@ def report_head(command: str) -> list[str]:
     return [command, "", f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin", ""]
 
 
+def report_foot() -> list[str]:
+    """Return the last lines of a result: the machine's load."""
+    return ["", f"load {os.getloadavg()[0]:.1f} at the end"]
+
+
 def median(values: list[float]) -> float:
     """Return the median; NaN for no values."""
     return statistics.median(values) if values else float("nan")

@@ -14,7 +14,6 @@ at the coordinator in the first runs, so the fastest run is one of the later one
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
@@ -158,12 +157,11 @@ def report(
             for db in databases:
                 db.close()
             yield f"{work:>6}{share:>20.0%}" + "".join(f"{count / one / 1e6:>12.2f}" for one in fastest)
-    yield ""
     for name in oltp:
+        yield ""
         yield f"{name:<12}{'over several':>14}" + "".join(f"{f'{n}, k/s':>12}" for n in partitions)
         yield from oltp_lines(name, count, runs, partitions)
-        yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

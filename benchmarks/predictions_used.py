@@ -15,7 +15,6 @@ share the two cores. Shown is also the median CPU time of a transaction in all t
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
@@ -181,8 +180,7 @@ def report(runs: int, count: int, each: int) -> Iterator[str]:
                 f"{predicted / state.transactions:>11.0%}{unlogged / state.transactions:>13.0%}"
             )
             db.close()
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

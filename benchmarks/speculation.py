@@ -12,7 +12,6 @@ in Python and pause, as if they called a service. ``oltp`` has SmallBank, TPC-C 
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks import partitions
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.oltp.seats.data import SeatsScale
 from penstock.procedures.databases import Database
@@ -241,8 +240,7 @@ def report(runs: int, count: int, requests: int, parts: Sequence[str]) -> Iterat
     yield "were there at the end. beside: transactions that ran beside others of their call; merged: requests"
     yield "that ran in one call with earlier ones; later: requests that ran beside earlier ones; in all runs."
     yield "run with occ is the same as off, so the difference of these two is that of a busy machine."
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, machine, median, print_and_save, scratch
+from benchmarks.harness import REPOSITORY, machine, median, print_and_save, report_foot, scratch
 from benchmarks.paper.s_store.texts import warm, workflow
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
@@ -140,8 +140,7 @@ def report(repeats: int, seconds: float, workflows: int, triggers: Sequence[int]
             cells = [f"{median([point[name] for point in points]):>18,.1f}" for name in names]
             cells.append(f"{median([point[above] / point[below] for point in points]):>18.2f}")
             yield f"{first['triggers']:>8}" + "".join(cells)
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -31,7 +30,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, print_and_save, report_head, run_contender, scratch, session
+from benchmarks.harness import (
+    REPOSITORY,
+    print_and_save,
+    report_foot,
+    report_head,
+    run_contender,
+    scratch,
+    session,
+)
 from benchmarks.transactions_in_spark import counted_batches, mean_steps
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.procedures.programs.oltp.benchmark import Draws
@@ -193,8 +200,7 @@ def report(given: argparse.Namespace) -> Iterator[str]:
                     f"{one['loads']:>7.0%}"
                     + "".join(f"{one.get(f'ms {step}', 0.0):>12.0f}" for step in STEPS)
                 )
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, machine, scratch
+from benchmarks.harness import REPOSITORY, machine, report_foot, scratch
 from benchmarks.oltp.duckdb import DuckDb
 from benchmarks.oltp.measure import directory_bytes, latencies, opened, rates
 from benchmarks.oltp.peers import Peer, Rows, plain_rows
@@ -165,8 +165,7 @@ def report(
         for rate_text, interval in ((rate, interval) for rate in request_rates for interval in INTERVALS):
             row = _latencies(benchmark, scale, rate_text, interval, seconds)
             yield f"{interval:<10}{rate_text:>12,}" + "".join(f"{value:>12,.1f}" for value in row)
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from benchmarks.oltp.peers import Peer, Row, Rows, plain_columns, schema_texts
+from benchmarks.oltp.peers import EmbeddedPeer, Row, Rows, plain_columns, schema_texts
 from benchmarks.oltp.sqlite import SQLITE, Rejected
 from penstock.procedures.programs.oltp import OltpBenchmark
 
 __all__ = ["DuckDb"]
 
 
-class DuckDb(Peer):
+class DuckDb(EmbeddedPeer):
     """DuckDB in a directory; its transactions are SQLite's."""
 
     def __init__(self, benchmark: OltpBenchmark, scale: Any, place: str | Path) -> None:
@@ -62,12 +62,3 @@ class DuckDb(Peer):
         for event, result in zip(events, results, strict=False):
             if result[-1] is None:
                 self._transact(self._one, *event)
-
-    def tables(self) -> dict[str, Rows]:
-        return {
-            name: self._db.execute(f"SELECT * FROM {name} ORDER BY {', '.join(spec.key)}").fetchall()
-            for name, spec in self._benchmark.database.tables.items()
-        }
-
-    def close(self) -> None:
-        self._db.close()

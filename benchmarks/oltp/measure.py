@@ -100,9 +100,8 @@ def latencies(
             while not errors:
                 with turn:
                     first = sent
-                    time.sleep(
-                        max(begin + first / rate - time.perf_counter(), _PACE_S)
-                    )  # the pace of clients
+                    rest = begin + first / rate - time.perf_counter()
+                    time.sleep(max(rest, _PACE_S))  # the pace of clients
                     sent = min(max(int((time.perf_counter() - begin) * rate), first) + 1, count)
                     last = sent
                 if first == last:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.procedures.programs.oltp import OltpBenchmark
 from penstock.procedures.schema import IndexSpec, Kind, TableSpec
 
-__all__ = ["Peer", "Row", "Rows", "plain_columns", "plain_rows", "schema_texts"]
+__all__ = ["EmbeddedPeer", "Peer", "Row", "Rows", "plain_columns", "plain_rows", "schema_texts"]
 
 Row = tuple[Any, ...]
 Rows = list[Row]
@@ -36,6 +36,22 @@ class Peer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop it."""
+
+
+class EmbeddedPeer(Peer):
+    """A database in this process, with one connection."""
+
+    _benchmark: OltpBenchmark
+    _db: Any
+
+    def tables(self) -> dict[str, Rows]:
+        return {
+            name: self._db.execute(f"SELECT * FROM {name} ORDER BY {', '.join(spec.key)}").fetchall()
+            for name, spec in self._benchmark.database.tables.items()
+        }
+
+    def close(self) -> None:
+        self._db.close()
 
 
 def _plain_column(column: pa.ChunkedArray | pa.Array[Any]) -> list[Any]:

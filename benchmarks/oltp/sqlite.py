@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.oltp.peers import Peer, Rows, plain_rows, schema_texts
+from benchmarks.oltp.peers import EmbeddedPeer, Rows, plain_rows, schema_texts
 from penstock.procedures.programs.oltp import OltpBenchmark
 from penstock.procedures.programs.oltp.tatp import (
     GET_ACCESS,
@@ -282,7 +282,7 @@ SQLITE: Mapping[str, tuple[Callable[..., tuple[Any, ...]], int]] = {
 """The transactions by the benchmark's name, and how many values each returns."""
 
 
-class Sqlite(Peer):
+class Sqlite(EmbeddedPeer):
     """SQLite in a directory."""
 
     def __init__(self, benchmark: OltpBenchmark, scale: Any, place: str | Path) -> None:
@@ -318,12 +318,3 @@ class Sqlite(Peer):
                 self._db.execute("RELEASE transact")
             self._db.execute("COMMIT")
         return results
-
-    def tables(self) -> dict[str, Rows]:
-        return {
-            name: self._db.execute(f"SELECT * FROM {name} ORDER BY {', '.join(spec.key)}").fetchall()
-            for name, spec in self._benchmark.database.tables.items()
-        }
-
-    def close(self) -> None:
-        self._db.close()

@@ -19,7 +19,6 @@ Transactions with a query that all partitions answer need all of them.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.oltp.seats.data import SeatsScale
 from penstock.predicting.paths import KeyNumbers, read_transactions, statements_of
@@ -383,8 +382,7 @@ def report(count: int, each: int, figure: str) -> Iterator[str]:
     """Return the lines of the result."""
     yield from report_head(f"python -m benchmarks.paper.hermes {figure} --transactions {count} --each {each}")
     yield from FIGURES[figure](count, each)
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

@@ -10,11 +10,10 @@ that equal the paths that transactions take.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from benchmarks.paper.hermes import PAPER_NAMES, SCALES, Workload, _mix, _share, simulate, workload
 from penstock.speculating.rules import ConflictRules
 from penstock.speculating.scheduler import Mode
@@ -120,8 +119,7 @@ def report(count: int, each: int) -> Iterator[str]:
     yield "compared: the share of choices at SP1 and SP2 after a query has run there. At all others, every"
     yield "candidate is eligible at both levels (§6.3.1), so they make the difference smaller. The paper does"
     yield "not tell whether its percentages include them."
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

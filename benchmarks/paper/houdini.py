@@ -20,7 +20,6 @@ for its many queries. SEATS is not in the paper's tables.
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from benchmarks.oltp.auction_mark import procedures as auction
 from benchmarks.oltp.auction_mark.data import AuctionMarkScale
 from benchmarks.oltp.catalog import BENCHMARKS
@@ -295,8 +294,7 @@ def report(names: Sequence[str], count: int, partitions: int) -> Iterator[str]:
     yield "transaction rightly ends in a partition before its last query. estimate: the mean time"
     yield "of all transactions at once, each by itself, with the choice of its model. In the paper OP4 counts"
     yield "the transactions that ran in a partition because another transaction had finished with it."
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

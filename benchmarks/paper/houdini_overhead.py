@@ -24,7 +24,6 @@ Estimates are only made for calls with a transaction whose one partition the com
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.paper.houdini import SETTINGS, THRESHOLD, requests_of
 from penstock.predicting.models.predictor import Predictor, describe_placements
@@ -244,8 +243,7 @@ def report(names: Sequence[str], count: int, partitions: int, singles: int) -> I
     yield ""
     means = "; ".join(f"{kind} {sum(each) / len(each):.1%}" for kind, each in found.items())
     yield f"estimating, mean of the benchmarks: {means}; paper {PAPER:.1%}"
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

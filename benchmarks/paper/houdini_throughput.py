@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -37,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import REPOSITORY, print_and_save, report_head
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.paper import houdini
 from penstock.predicting.accuracy import find_ends
@@ -335,8 +334,7 @@ def report(figure: str, names: Sequence[str], count: int, partitions: Sequence[i
         f"--benchmarks {' '.join(names)}"
     )
     yield from FIGURES[figure](names, count, partitions)
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

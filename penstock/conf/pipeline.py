@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Sequence
 from copy import deepcopy
-from difflib import get_close_matches
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -207,11 +206,8 @@ def example_text(name: str) -> str:
     """
     names = example_names()
     if name not in names:
-        near = get_close_matches(name, names, n=1)
-        raise InvalidUsageError(
-            f"there is no example {name!r}",
-            hint=f"did you mean {near[0]!r}?" if near else f"the examples are {', '.join(names)}",
-        )
+        hint = did_you_mean(name, names, f"the examples are {', '.join(names)}")
+        raise InvalidUsageError(f"there is no example {name!r}", hint=hint)
     return ChainMap(*map(_examples, _GROUPS))[name].read_text(encoding="utf-8")
 
 

@@ -71,13 +71,14 @@ def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
         If an option is not known here.
     """
     known = {name.lower(): text for name, text in options.items()}
-    unknown = sorted(known.keys() - OPTIONS[format])
-    if unknown:
+    if unknown := sorted(known.keys() - OPTIONS[format]):
+        names = sorted(OPTIONS[format])
+        leave_out = "leave them out, or use engine: spark"
         raise InvalidUsageError(
             "the local engine does not know options of the reader",
             format=format,
             options=", ".join(unknown),
-            hint=did_you_mean(unknown[0], sorted(OPTIONS[format])) or "leave them out, or use engine: spark",
+            hint=did_you_mean(unknown[0], names, "options that it knows") if names else leave_out,
         )
     return known
 

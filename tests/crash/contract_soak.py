@@ -294,9 +294,8 @@ class _Soak:
                         raise PenstockError(
                             "the process has ended", log=(self._place / "log").read_text()[-2000:]
                         )
-                    time.sleep(
-                        max(0.0, due_s - time.monotonic())
-                    )  # the pace of updates; nothing is waited for
+                    rest_s = due_s - time.monotonic()
+                    time.sleep(max(0.0, rest_s))  # the pace of updates; nothing is waited for
             finally:
                 process.end(kill=False)
         self._note(process)

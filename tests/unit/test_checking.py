@@ -88,11 +88,21 @@ def test_what_a_run_refuses_in_a_queue_is_found_without_a_run(
     assert problem.startswith(found)
 
 
-def test_a_misspelt_option_of_the_local_reader_is_found_without_a_run(tmp_path: Path) -> None:
-    changes = {"engine": "local", "source": JSON | {"format": "csv", "options": {"heder": "true"}}}
+@pytest.mark.parametrize(
+    ("format", "option", "hint"),
+    [
+        ("csv", "heder", "did you mean 'header'?"),
+        ("csv", "mode", "the options that it knows are delimiter, header, nullvalue, quote, sep."),
+        ("json", "mode", "leave them out, or use engine: spark."),
+    ],
+)
+def test_an_unknown_option_of_the_local_reader_is_found_without_a_run(
+    tmp_path: Path, format: str, option: str, hint: str
+) -> None:
+    changes = {"engine": "local", "source": JSON | {"format": format, "options": {option: "true"}}}
     (problem,) = problems_of(written(tmp_path, changes | {"queue": {"key": "sensor", "time": "ts"}}))
     assert problem.startswith("source.options: the local engine does not know options of the reader")
-    assert problem.endswith("did you mean 'header'?")
+    assert problem.endswith(f"Hint: {hint}")
 
 
 def test_a_misspelt_file_is_compared_with_those_beside_it(

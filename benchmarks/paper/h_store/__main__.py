@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, print_and_save, report_head, scratch
+from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head, scratch
 from benchmarks.oltp.measure import call_from_threads
 from benchmarks.paper.h_store.voter import SHOW, SavedTime, load, votes
 
@@ -77,8 +77,7 @@ def report(count: int, runs: int, partitions: Sequence[int]) -> Iterator[str]:
         paper = f"{PAPER[number]:,}" if number in PAPER else ""
         rates = f"{memory:>14,.0f}{logged_rate:>14,.0f}{logged_rate / first:>9.2f}"
         yield f"{number:>10}  {kind:<10}{rates}{paper:>10}"
-    yield ""
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

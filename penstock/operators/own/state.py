@@ -13,7 +13,7 @@ from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 from penstock.operators.own.abc import Operator, name_of_operator
 
-__all__ = ["OperatorState", "call", "stored_schemas"]
+__all__ = ["OperatorState", "call", "stored_schemas", "unit_meta"]
 
 _TABLES = "tables"
 _WAITING = "waiting"
@@ -105,11 +105,7 @@ class OperatorState:
         return PUnit("delta", self._meta(), changed)
 
     def _meta(self) -> dict[str, Any]:
-        waiting = int(call(self.operator, "waiting"))
-        schemas = {
-            name: base64.b64encode(block.schema.serialize()).decode() for name, block in self._blocks.items()
-        }
-        return {_TABLES: schemas, "rows": self.rows, _WAITING: waiting}
+        return unit_meta(self._blocks, int(call(self.operator, "waiting")))
 
     def _block(self, name: str, table: pa.Table) -> pa.RecordBatch:
         if len(set(table.column_names)) != table.num_columns or not table.num_columns:
@@ -172,6 +168,13 @@ class OperatorState:
             **context,
             hint='return pyarrow tables by name, such as {"counts": pa.table(...)}',
         )
+
+
+def unit_meta(blocks: Mapping[str, pa.RecordBatch], waiting: int) -> dict[str, Any]:
+    """Return the metadata of a unit, given all tables and the number of keys that wait."""
+    schemas = {name: base64.b64encode(block.schema.serialize()).decode() for name, block in blocks.items()}
+    rows = sum(block.num_rows for block in blocks.values())
+    return {_TABLES: schemas, "rows": rows, _WAITING: waiting}
 
 
 def stored_schemas(unit: PUnit) -> dict[str, pa.Schema]:

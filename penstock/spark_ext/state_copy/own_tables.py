@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
-from penstock.operators.own.state import OperatorState
+from penstock.operators.own.state import OperatorState, unit_meta
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.state_copy.keyed_units import OldUnits, WrittenState
 from penstock.spark_ext.state_copy.query_copy import QueryCopy
@@ -94,13 +93,10 @@ class OwnBuckets(OldUnits):
                 mine = self._buckets_of(block, buckets) == bucket
                 parts.setdefault(name, []).append(block.filter(pa.array(mine)))
         blocks = {name: pa.concat_batches(some) for name, some in parts.items()}
-        rows = sum(block.num_rows for block in blocks.values())
-        if not rows:
+        if not any(block.num_rows for block in blocks.values()):
             return None
-        schemas = {name: base64.b64encode(one.schema.serialize()).decode() for name, one in blocks.items()}
         # Only the operator knows how many keys wait, and reports it after the next micro-batch.
-        facts = {"tables": schemas, "rows": rows, "waiting": int(waits)}
-        return WrittenState([PUnit("snapshot", facts, blocks)])
+        return WrittenState([PUnit("snapshot", unit_meta(blocks, int(waits)), blocks)])
 
 
 def _alike(kind: str) -> tuple[str, ...]:
