@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +28,9 @@ PAGE: Final = _HERE.parent / "docs" / "reference" / "combinations.md"
 CASES: Final = "test_combinations.py"
 """The file whose parameters are a source and a sink."""
 
-FOLDERS: Final = ("tests/spark/", "tests/conformance/", "tests/crash/")
-"""Where the tests are that depend on Spark's version."""
+_UNIT: Final = "unit/"
+FOLDERS: Final = ("tests/spark/", "tests/conformance/", "tests/crash/", f"tests/{_UNIT}")
+"""Where the tests are that `script/versions` runs."""
 
 _VARIABLE: Final = "PENSTOCK_RECORD"
 _NOT_RUN: Final = "not run"
@@ -57,6 +59,12 @@ The table shows the outcomes of whole files of tests. `12+1` means that 12 tests
 A test is skipped if this version or kind of session lacks something, or if the test takes long.
 
 """
+_UNITS: Final = """
+## Unit tests
+
+The table shows how many files of `tests/{folder}` a run recorded, and the outcomes of their tests.
+
+"""
 
 
 def record(report: pytest.TestReport) -> None:
@@ -66,11 +74,9 @@ def record(report: pytest.TestReport) -> None:
         return
     if not report.nodeid.startswith(FOLDERS):
         return
-    import pyspark
-
     kind = "Connect" if os.environ.get("PENSTOCK_CONNECT") == "1" else "classic"
     python = "{}.{}".format(*sys.version_info)
-    run = f"{pyspark.__version__} {kind}" + ("" if python == _PYTHON else f", Python {python}")
+    run = f"{version('pyspark')} {kind}" + ("" if python == _PYTHON else f", Python {python}")
     entry = {"run": run, "test": report.nodeid}
     with Path(file).open("a") as lines:
         lines.write(json.dumps(entry | {"outcome": report.outcome}) + "\n")
@@ -116,7 +122,7 @@ def render(results: dict[str, Any]) -> str:
     """Return the page."""
     runs = sorted(results, key=_order)
     cases = sorted({case for run in results.values() for case in run["cases"]})
-    files = sorted({file for run in results.values() for file in run["files"]})
+    files = sorted({file for run in results.values() for file in run["files"] if not file.startswith(_UNIT)})
     marks = {"passed": "✓", None: _NOT_RUN}
     text = _HEAD.format(python=_PYTHON, cases=CASES)
     text += _table(
@@ -130,6 +136,18 @@ def render(results: dict[str, Any]) -> str:
     text += _FILES + _table(
         ["File below `tests`", *runs],
         ([f"`{file}`", *(_count(results[run]["files"].get(file)) for run in runs)] for file in files),
+    )
+    units = {
+        run: [outcomes for file, outcomes in results[run]["files"].items() if file.startswith(_UNIT)]
+        for run in runs
+    }
+    text += _UNITS.format(folder=_UNIT.rstrip("/")) + _table(
+        ["Run", "Files", "Tests"],
+        (
+            [run, str(len(found)), _count(dict(sum(map(Counter, found), Counter())))]
+            for run, found in units.items()
+            if found
+        ),
     )
     days = _table(["Run", "Recorded"], ([run, results[run]["day"]] for run in runs))
     return f"{text}\n## When\n\n{days}"
