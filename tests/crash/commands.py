@@ -18,7 +18,7 @@ from tests.processes import until
 
 SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
 KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 1)
-RUN_S = 300.0
+RUN_S = 900.0  # a bound that a machine under load keeps; a command that ends early fails at once
 
 
 class Commands:
