@@ -102,12 +102,15 @@ def test_staleness_is_lower_with_costs_by_key() -> None:
     assert with_costs < 0.85 * without
 
 
-def test_costs_survive_a_restart() -> None:
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_costs_survive_a_restart(snapshot: bool) -> None:
     server = _Server(by_key=True)
+    deltas = []
     for _ in range(50):
         server.step()
+        deltas.append(server.queue.delta())
     restored = UpdateQueue(_stream(by_key=True), Policy.FRESHEST)
-    restored.restore(server.queue.snapshot())
+    restored.restore(server.queue.snapshot() if snapshot else deltas)
     order = restored.numbers_of(restored.stream.codec.encode([pa.array(np.arange(KEYS))]))
     assert restored.accounts.records["cost_us"][order] == pytest.approx(server.costs())
 

@@ -171,11 +171,11 @@ class KeyAccounts:
     def observe_costs(self, ids: Integers, elapsed_us: float, mean_us: float | None) -> None:
         """Correct the cost of each of these keys, which were served together in `elapsed_us`.
 
-        `mean_us` is the mean cost of a tuple, for keys whose cost is unknown.
+        `mean_us` is the mean cost of a tuple, for keys whose cost is unknown. `serve` has marked the keys as
+        changed.
         """
         costs = self.records["cost_us"]
         costs[ids] = correct_costs(costs[ids], elapsed_us, mean_us)
-        self.records.dirty[ids] = True
 
     def discount(self, ids: Integers, shares: Integers | None, mean_us: float | None) -> Integers | None:
         """Return the shares of keys; if costs are measured by key, weights are divided by them."""
