@@ -14,6 +14,7 @@ import penstock
 from penstock.spark_ext.graph.handle import RunningGraph
 from tests.crash.graph_job import run
 from tests.crash.p_stream_writer import SCHEMA
+from tests.spark.queries import limits
 
 
 def start(spark: SparkSession, directory: Path) -> RunningGraph:
@@ -26,7 +27,9 @@ def start(spark: SparkSession, directory: Path) -> RunningGraph:
         .sink("pstream", path=str(directory / "sink"), directIo="true")
     )
     place = directory / "checkpoint"
-    return penstock.start(graph, spark, place, sources={"source": directory / "source"}, max_rows=20_000)
+    return penstock.start(
+        graph, spark, place, sources={"source": directory / "source"}, **limits(max_rows=20_000)
+    )
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from tests.crash.power_source import CALLS, KINDS, SCHEMA, WINDOW_S
 from tests.crash.power_transactions import NUMBER, spend
 from tests.processes import until
 from tests.spark.conftest import lean_session
+from tests.spark.queries import limits
 
 __all__ = ["BROKEN", "CHECKPOINTS", "FILE_MANAGER", "STREAMS", "Queries"]
 
@@ -87,7 +88,12 @@ class Queries:
             )
             sources = {"rows": self._streams / "left"}
             return penstock.start(
-                graph, self._spark, checkpoint, sources=sources, persist="always", max_rows=_BATCH_ROWS
+                graph,
+                self._spark,
+                checkpoint,
+                sources=sources,
+                persist="always",
+                **limits(max_rows=_BATCH_ROWS),
             )
         penstock.repair_checkpoint(checkpoint, dry_run=False)
         writer = self._frame(kind).writeStream.format("pstream").queryName(kind)
@@ -121,7 +127,7 @@ class Queries:
 
     def _read(self, kind: str, name: str = "left") -> DataFrame:
         reader = self._spark.readStream.format("pstream").option("reader", f"{kind}-{name}")
-        return reader.option("maxRows", _BATCH_ROWS).load(str(self._streams / name))
+        return reader.options(**limits(maxRows=_BATCH_ROWS)).load(str(self._streams / name))
 
 
 def _was_too_busy(error: Exception) -> bool:

@@ -31,6 +31,7 @@ from penstock.procedures.programs import PROGRAMS
 from penstock.procedures.workflows.workflow import Workflow
 from tests.crash.harness import FILE_MANAGERS
 from tests.spark.conftest import lean_session
+from tests.spark.queries import limits
 
 START = "PENSTOCK_CRASH_START"
 POINTS = "PENSTOCK_CRASH_POINTS"
@@ -257,7 +258,7 @@ if os.environ.get(ONLY):
 def start(spark: SparkSession, directory: Path, name: str, draw: random.Random) -> StreamingQuery:
     """Start or restart a query."""
     flow, place = FLOWS[name], directory / name
-    options: dict[str, Any] = {"reader": name, "maxRows": MAX_ROWS, "partitions": draw.randint(1, 3)}
+    options: dict[str, Any] = {"reader": name, "partitions": draw.randint(1, 3)} | limits(maxRows=MAX_ROWS)
     events = spark.readStream.format("pstream").options(**options).load(str(place / "source"))
     rows = draw.choice([events, events, events.where("true")])
     sink = place / "sink"

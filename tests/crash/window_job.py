@@ -17,7 +17,7 @@ from benchmarks.streams import REAL
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.graph.handle import RunningGraph
 from tests.crash.graph_job import run
-from tests.spark.queries import Input
+from tests.spark.queries import Input, limits
 
 
 def start(spark: SparkSession, directory: Path) -> RunningGraph:
@@ -30,7 +30,7 @@ def start(spark: SparkSession, directory: Path) -> RunningGraph:
         sources={"smart_grid": Input(directory / "files").frame(spark, schema)},
         sink=lambda rows: rows.writeStream.format("pstream").option("path", str(directory / "out")),
         persist="always",
-        max_rows=700,
+        **limits(max_rows=700),
     )
 
 

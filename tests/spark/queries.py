@@ -200,7 +200,7 @@ def wait(query: StreamingQuery, condition: Callable[[], bool], patience_s: float
 
 
 needs_admission_control = pytest.mark.skipif(
-    not HAS_ADMISSION_CONTROL, reason="Spark plans micro-batches of Python sources without limits"
+    not HAS_ADMISSION_CONTROL, reason="before Spark 4.2, Python sources cannot limit micro-batches"
 )
 
 
