@@ -42,12 +42,27 @@ def test_a_load_is_that_many_times_the_rate_and_updates_stay_in_order() -> None:
     sample = Sample.of(table().take(np.random.default_rng(1).permutation(400)), ["key"], "time")
     assert sample.rate == pytest.approx(RATE, rel=0.01)
     for load in (1.0, 4.0):
-        rows, arrived = sample.at_load(load)
+        rows, arrived = sample.at_load(load, 60_000_000)
         assert len(arrived) / arrived[-1] * 1e6 == pytest.approx(RATE * load, rel=0.01)
         assert arrived[-1] > 19_000_000
         assert np.all(np.diff(arrived) >= 0)
         assert np.all(np.diff(rows.column("__time").to_numpy()) > 0)
         assert rows.column("key").to_pylist()[:400] == table().column("key").to_pylist()
+
+
+def test_a_run_takes_no_more_than_the_time_given_to_it() -> None:
+    sample = Sample.of(table(), ["key"], "time")
+    whole, arrived = sample.at_load(2.0, 60_000_000)
+    rows, early = sample.at_load(2.0, 1_500_000)
+    assert len(early) == np.count_nonzero(arrived <= 1_500_000) < len(arrived)
+    assert rows.equals(whole.slice(0, len(early)))
+    found = [
+        next(
+            forecast(sample, ENGINE, Budget(), loads=[1], cores=[1], policies=[Policy.FIFO], most_us=most_us)
+        )
+        for most_us in (10_000_000, 1_000_000)
+    ]
+    assert found[1].served < found[0].served / 5
 
 
 @pytest.mark.long

@@ -44,6 +44,7 @@ def plan(
         str | None, typer.Option(help="Policies, with commas; by default all.", show_default=False)
     ] = None,
     rows: Annotated[int, typer.Option(help="Read at most this many rows of the sample.")] = 200_000,
+    span: Annotated[str, typer.Option(help="Simulate at most this much time at each load.")] = "5min",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -84,5 +85,6 @@ def plan(
             cores=tuple(int(count) for count in parse_numbers(cores, "cores")),
             policies=tuple(parse_choice("policy", name, Policy) for name in names),
             max_rows=rows,
+            span=span,
         )
         run_plan(sample, request, out=out, svg=svg)

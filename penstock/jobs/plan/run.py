@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from rich import box
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from yaml import YAMLError, safe_load
 
@@ -50,6 +52,8 @@ class PlanRequest:
         The loads, numbers of cores and policies to forecast.
     max_rows : int
         The most rows of the sample to use.
+    span : str
+        The most simulated time at each load.
     """
 
     key: tuple[str, ...]
@@ -65,6 +69,7 @@ class PlanRequest:
     cores: tuple[int, ...] = (1, 2, 4)
     policies: tuple[str, ...] = tuple(map(str, Policy))
     max_rows: int = 200_000
+    span: str = "5min"
 
     @property
     def limits(self) -> Budget | FreshnessContract:
@@ -165,7 +170,7 @@ def _drop_first_of_each_start(entries: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def read_sample(path: str, max_rows: int) -> pa.Table:
-    """Return the first rows of a p-stream, or of a Parquet, CSV or NDJSON file.
+    """Return the first rows of a p-stream, or of a Parquet or CSV file.
 
     Raises
     ------
@@ -198,12 +203,7 @@ def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | N
     if min(request.loads, default=0) <= 0 or min(request.cores, default=0) < 1:
         raise InvalidUsageError("loads and cores are not positive", loads=request.loads, cores=request.cores)
     sample = Sample.of(read_sample(path, request.max_rows), request.key, request.time, request.arrival)
-    found = list(
-        forecast(
-            sample, request.engine, request.limits,
-            loads=request.loads, cores=request.cores, policies=[Policy(name) for name in request.policies],
-        )
-    )  # fmt: skip
+    found = _forecast(sample, request)
     console = Console()
     console.print(_table(sample, found))
     for line in _advise(found, request.limits):
@@ -213,6 +213,18 @@ def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | N
     if svg is not None:
         _plot(found, request.limits, svg)
     return found
+
+
+def _forecast(sample: Sample, request: PlanRequest) -> list[Forecast]:
+    """Return all forecasts, with a progress bar on a terminal."""
+    policies = [Policy(name) for name in request.policies]
+    forecasts = forecast(
+        sample, request.engine, request.limits, loads=request.loads, cores=request.cores, policies=policies,
+        most_us=parse_duration_us(request.span),
+    )  # fmt: skip
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        total = len(request.loads) * len(request.cores) * len(policies)
+        return list(progress.track(forecasts, total=total, description="forecasting"))
 
 
 def best_of(found: Sequence[Forecast], load: float) -> Forecast:

@@ -112,13 +112,14 @@ class Staleness:
 
     def _distribution(self) -> tuple[Floats, Floats]:
         """Return ascending values of staleness, and the time x keys up to each of them, in µs."""
-        fresh = max(self.key_time - sum(self.mass.values()), 0.0)
-        values, cumulative = [0.0], [fresh]
-        for number, amount in sorted(self.mass.items()):
-            low, high = _EDGES[number], max(_EDGES[min(number + 1, _BINS)], _EDGES[number])
-            values += [low, high]
-            cumulative += [cumulative[-1], cumulative[-1] + amount]
-        return np.array(values), np.array(cumulative)
+        numbers = np.array(sorted(self.mass), np.intp)
+        until = np.cumsum([
+            max(self.key_time - sum(self.mass.values()), 0.0), *(self.mass[number] for number in numbers)
+        ])  # fmt: skip
+        low = _EDGES[numbers]
+        high = np.maximum(_EDGES[np.minimum(numbers + 1, _BINS)], low)
+        values = np.append(0.0, np.column_stack([low, high]))
+        return values, np.append(until[0], np.column_stack([until[:-1], until[1:]]))
 
     def key_time_below_us(self, bounds_us: Sequence[float]) -> list[float]:
         """Return the time x keys with at most each staleness of `bounds_us`; all in µs."""

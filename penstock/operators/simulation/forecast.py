@@ -86,8 +86,11 @@ class Sample:
         """Rows per second."""
         return len(self.arrived_us) / self.span_us * 1e6
 
-    def at_load(self, load: float) -> tuple[pa.RecordBatch, Integers]:
-        """Return the rows, arriving `load` times as fast and repeated if few, with times and arrivals."""
+    def at_load(self, load: float, most_us: int) -> tuple[pa.RecordBatch, Integers]:
+        """Return the rows, arriving `load` times as fast and repeated if few, with times and arrivals.
+
+        Rows that arrive later than `most_us` are left out.
+        """
         span = self.span_us / load
         times = max(int(np.ceil(_LEAST_S * 1e6 / span)), 1)
         count = len(self.arrived_us)
@@ -100,7 +103,8 @@ class Sample:
         columns = {_TIME: pa.array(order), _ARRIVAL: pa.array(arrived).view(pa.timestamp("us"))}
         for name, values in columns.items():
             rows = rows.append_column(name, values)
-        return rows, arrived
+        until = int(np.searchsorted(arrived, most_us, side="right"))
+        return rows.slice(0, until), arrived[:until]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,7 @@ def forecast(
     loads: Sequence[float],
     cores: Sequence[int],
     policies: Sequence[Policy],
+    most_us: int = 300_000_000,
 ) -> Iterator[Forecast]:
     """Run the sample with each policy on each number of cores at each load.
 
@@ -165,9 +170,11 @@ def forecast(
     ----------
     limits : Budget or FreshnessContract
         A budget is for all buckets together, as for `penstock.update_queue`.
+    most_us : int
+        The simulated time of each run, at most.
     """
     for load in loads:
-        rows, arrived = sample.at_load(load)
+        rows, arrived = sample.at_load(load, most_us)
         for count in cores:
             for policy in policies:
                 yield _run(rows, arrived, sample.key, engine, limits, load, count, policy)
