@@ -33,6 +33,9 @@ FOLDERS: Final = ("tests/spark/", "tests/conformance/", "tests/crash/", f"tests/
 """Where the tests are that `script/versions` runs."""
 
 _VARIABLE: Final = "PENSTOCK_RECORD"
+_SPARK: Final = version("pyspark") if _VARIABLE in os.environ else ""
+"""Spark's version, read before any test changes where modules are found."""
+
 _NOT_RUN: Final = "not run"
 _PYTHON: Final = "3.11"
 """The Python of the runs that name none."""
@@ -76,7 +79,7 @@ def record(report: pytest.TestReport) -> None:
         return
     kind = "Connect" if os.environ.get("PENSTOCK_CONNECT") == "1" else "classic"
     python = "{}.{}".format(*sys.version_info)
-    run = f"{version('pyspark')} {kind}" + ("" if python == _PYTHON else f", Python {python}")
+    run = f"{_SPARK} {kind}" + ("" if python == _PYTHON else f", Python {python}")
     entry = {"run": run, "test": report.nodeid}
     with Path(file).open("a") as lines:
         lines.write(json.dumps(entry | {"outcome": report.outcome}) + "\n")

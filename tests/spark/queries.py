@@ -209,11 +209,6 @@ def limits(**options: Any) -> dict[str, Any]:
     return options if HAS_ADMISSION_CONTROL else {}
 
 
-def for_older_spark(**options: Any) -> dict[str, Any]:
-    """Return options that sources need where Spark does not tell them their first offset; else none."""
-    return {} if HAS_ADMISSION_CONTROL else options
-
-
 def offset_in(text: str | None) -> dict[str, Any]:
     """Return an offset of a query's progress: JSON, or in Spark 4.0 the text of a Python dictionary."""
     found: dict[str, Any] = ast.literal_eval((text or "{}").replace("null", "None"))

@@ -16,12 +16,11 @@ from penstock.errors import InvalidUsageError
 from penstock.market import Market
 from penstock.spark_ext.api.failure import root_cause
 from penstock.spark_ext.api.register import register
-from penstock.spark_ext.border.spark_versions import ReadAllAvailable, ReadMaxRows
+from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL, ReadAllAvailable, ReadMaxRows
+from penstock.spark_ext.sources import market
 from penstock.spark_ext.sources.market import MarketDataSource
 from tests.long_tests import long_but
 from tests.spark.queries import needs_admission_control
-
-pytestmark = needs_admission_control
 
 _START_US = 1_700_000_000_000_000
 
@@ -45,6 +44,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return moment
 
 
+@needs_admission_control
 def test_in_real_time_a_row_is_there_once_its_time_has_come(now: list[int]) -> None:
     source = reader(rowsPerSecond=10)
     start = source.initialOffset()
@@ -59,6 +59,7 @@ def test_in_real_time_a_row_is_there_once_its_time_has_come(now: list[int]) -> N
     assert source.latestOffset(later, ReadAllAvailable()) == later
 
 
+@needs_admission_control
 def test_a_restart_goes_on_from_the_first_start(now: list[int]) -> None:
     first = reader(rowsPerSecond=10)
     end = first.latestOffset(first.initialOffset(), ReadAllAvailable())
@@ -69,6 +70,35 @@ def test_a_restart_goes_on_from_the_first_start(now: list[int]) -> None:
     assert rows_of(again, end, later).equals(
         pa.Table.from_batches([Market(rate=10, start_us=_START_US).batch(1, 21)])
     )
+
+
+def test_before_spark_4_2_a_stream_begins_with_the_first_row_after_its_first_start(
+    now: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(market, "HAS_ADMISSION_CONTROL", False)
+    first = reader(rowsPerSecond=10)
+    end = first.latestOffset(None, ReadAllAvailable())
+    start = first.initialOffset()
+    assert start == end
+    now[0] += 1_000_000
+    later = first.latestOffset(None, ReadAllAvailable())
+    now[0] += 2_000_000
+    again = reader(rowsPerSecond=10)
+    newest = again.latestOffset(None, ReadAllAvailable())
+    table = rows_of(again, end, newest)
+    assert table.equals(pa.concat_tables([rows_of(first, end, later), rows_of(again, later, newest)]))
+    assert table["seq"].to_pylist() == list(range(end["row"], end["row"] + 30))
+    times = table["time"].cast(pa.int64()).to_pylist()
+    assert _START_US < times[0] <= _START_US + 100_000
+    assert now[0] - 100_000 < times[-1] <= now[0]
+    assert first.partitions(again.initialOffset(), end) == [], "the first micro-batch runs again"
+
+
+def test_offsets_of_two_start_times_are_refused(now: list[int]) -> None:
+    start = {**reader(startTime=5).initialOffset(), "row": 7}
+    source = reader()
+    with pytest.raises(InvalidUsageError, match="written with another startTime of the market"):
+        source.partitions(start, {**start, "startTime": 6})
 
 
 def test_the_rows_do_not_depend_on_the_partitions() -> None:
@@ -82,6 +112,7 @@ def test_the_rows_do_not_depend_on_the_partitions() -> None:
     assert five.partitions(end, end) == []
 
 
+@needs_admission_control
 def test_available_now_ends_at_rows_whatever_the_clock_says(now: list[int]) -> None:
     source = reader(rows=100, maxRowsPerTrigger=60)
     source.prepareForTriggerAvailableNow()
@@ -101,6 +132,7 @@ def test_available_now_does_not_see_what_comes_after_its_start(now: list[int]) -
     assert source.latestOffset(end, ReadAllAvailable()) == end
 
 
+@needs_admission_control
 def test_available_now_without_any_row_is_refused(now: list[int]) -> None:
     source = reader()
     source.prepareForTriggerAvailableNow()
@@ -182,6 +214,7 @@ def collect(spark: SparkSession, seen: list[tuple[int, int, int]], checkpoint: P
     writer.trigger(availableNow=True).start().awaitTermination()
 
 
+@needs_admission_control
 @pytest.mark.spark
 def test_a_batch_that_runs_again_gets_the_same_rows_and_more_follow(
     spark: SparkSession, tmp_path: Path
@@ -197,6 +230,28 @@ def test_a_batch_that_runs_again_gets_the_same_rows_and_more_follow(
     collect(spark, second, tmp_path, rows=120_000, **options)
     assert second[0] == first[2]
     assert [rows for _, rows, _ in second] == [20_000, 20_000]
+
+
+@pytest.mark.skipif(HAS_ADMISSION_CONTROL, reason="since Spark 4.2 such a run needs the option rows")
+@pytest.mark.spark
+def test_runs_without_a_start_time_go_on_where_the_last_one_ended(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    register(spark)
+    seen: list[tuple[int, int, int]] = []
+
+    def note(frame: DataFrame, batch: int) -> None:
+        seen.append(frame.selectExpr("count(*)", "min(seq)", "max(seq)").collect()[0])
+
+    for _ in range(3):
+        frame = spark.readStream.format("market").option("rowsPerSecond", 100).load()
+        writer = frame.writeStream.foreachBatch(note).option("checkpointLocation", str(tmp_path))
+        writer.trigger(availableNow=True).start().awaitTermination()
+    (none, _, _), (second, low, high), (third, *last) = seen
+    assert none == 0
+    assert second == high - low + 1 > 0
+    assert last == [high + 1, high + third]
+    assert third > 0
 
 
 @pytest.mark.spark

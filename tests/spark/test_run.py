@@ -38,7 +38,7 @@ from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from penstock.state_store.location import find_operators
 from tests.long_tests import long_but
 from tests.processes import until
-from tests.spark.queries import for_older_spark, limits, needs_admission_control
+from tests.spark.queries import limits, needs_admission_control
 
 pytestmark = pytest.mark.spark
 
@@ -55,8 +55,7 @@ def pipeline(tmp_path: Path, **sections: Any) -> Pipeline:
     return Pipeline.model_validate(
         {
             "source": {"type": "market", "rows": 30_000, "symbols": 500}
-            | limits(max_rows_per_trigger=20_000)
-            | for_older_spark(start_time="2026-01-01T00:00:00Z"),
+            | limits(max_rows_per_trigger=20_000),
             "queue": {"key": "symbol", "time": "time"},
             "sink": {"type": "memory"},
             **sections,
@@ -176,11 +175,7 @@ def test_a_query_runs_to_its_end_in_a_session(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with penstock.session({"spark.sql.session.timeZone": "UTC"}) as session:
-        rows = (
-            session.readStream.format("market")
-            .options(rows=30_000, symbols=500, **for_older_spark(startTime=0))
-            .load()
-        )
+        rows = session.readStream.format("market").options(rows=30_000, symbols=500).load()
         served = penstock.update_queue(
             rows, "symbol", "time", budget=200, state_location=str(tmp_path / "state")
         )
@@ -207,7 +202,7 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, start: Callable[..., Any]
 ) -> None:
     penstock.register(spark)
-    rows = spark.readStream.format("market").options(rows=100, **for_older_spark(startTime=0)).load()
+    rows = spark.readStream.format("market").options(rows=100).load()
 
     def writer(key: str, checkpoint: str = "checkpoint", mode: str = "append") -> DataStreamWriter:
         served = penstock.update_queue(rows, key, "time", state_location=str(tmp_path / "state"))
@@ -243,7 +238,7 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
 
 def test_a_start_is_checked_at_the_uri_of_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     penstock.register(spark)
-    rows = spark.readStream.format("market").options(rows=100, **for_older_spark(startTime=0)).load()
+    rows = spark.readStream.format("market").options(rows=100).load()
 
     def writer(key: str, checkpoint: str) -> DataStreamWriter:
         served = penstock.update_queue(rows, key, "time", state_location=str(tmp_path / "state"))
@@ -323,7 +318,7 @@ def test_a_start_on_a_checkpoint_that_a_power_cut_tore_is_refused_with_its_repai
     checkpoint = tmp_path / "checkpoint"
 
     def writer(rows: int) -> DataStreamWriter:
-        stream = spark.readStream.format("market").options(rows=rows, **for_older_spark(startTime=0)).load()
+        stream = spark.readStream.format("market").options(rows=rows).load()
         return stream.writeStream.format("noop").trigger(availableNow=True)
 
     run_with_an_option(writer(100), checkpoint)
@@ -337,7 +332,7 @@ def test_a_start_on_a_checkpoint_that_a_power_cut_tore_is_refused_with_its_repai
 
 def test_a_query_of_spark_alone_is_followed_too(spark: SparkSession, tmp_path: Path) -> None:
     batches: list[Batch] = []
-    rows = spark.readStream.format("market").options(rows=100, **for_older_spark(startTime=0)).load()
+    rows = spark.readStream.format("market").options(rows=100).load()
     writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     totals = penstock.run(writer.trigger(availableNow=True).start(), on_batch=batches.append)
     assert totals.rows_in == sum(batch.rows_in for batch in batches) == 100

@@ -21,6 +21,7 @@ from penstock import _clock
 from penstock.errors import InvalidUsageError
 from penstock.market import NYSE_SKEW, NYSE_SYMBOLS, Market
 from penstock.spark_ext.border.spark_versions import (
+    HAS_ADMISSION_CONTROL,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
@@ -31,7 +32,7 @@ from penstock.spark_ext.border.spark_versions import (
 __all__ = ["MarketDataSource"]
 
 _BATCH_ROWS: Final = 65_536
-_BATCH_START_US: Final = 1_136_298_600_000_000  # 2006-01-03 14:30 UTC: a year's first trading day opens
+_START_US: Final = 1_136_298_600_000_000  # 2006-01-03 14:30 UTC: a year's first trading day opens
 
 _NAMES: Final = {
     name.lower(): name
@@ -184,7 +185,8 @@ class MarketDataSource(DataSource):
         The number of Spark tasks that make the rows of a batch. The rows do not depend on this number.
     startTime
         Event time of row 0 in microseconds since the epoch. By default, for a stream the time of the query's
-        first start, and for a batch 2006-01-03 14:30 UTC.
+        first start, and for a batch 2006-01-03 14:30 UTC. Before Spark 4.2, streams have the default of
+        batches, and without `rows` they begin with the first row after the query's first start.
     maxRowsPerTrigger
         The greatest number of rows of a micro-batch. Unlimited by default.
     rows
@@ -238,9 +240,7 @@ class _MarketReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         start_us = self._options.start_us
-        return _split(
-            _BATCH_START_US if start_us is None else start_us, 0, self._rows, self._options.partitions
-        )
+        return _split(_START_US if start_us is None else start_us, 0, self._rows, self._options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
@@ -262,6 +262,7 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         self._available_now = False
         self._target: int | None = None  # fixed by the first latestOffset of an AvailableNow run
         self._start_us: int | None = None  # known once Spark has named an offset
+        self._first_row: int | None = None  # where a stream without startTime begins before Spark 4.2
 
     def _offset(self, start_us: int, row: int) -> dict[str, Any]:
         options = self._options
@@ -313,7 +314,13 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         start_us = self._options.start_us
-        return self._offset(_clock.now_us() if start_us is None else start_us, 0)
+        if start_us is not None or HAS_ADMISSION_CONTROL:
+            return self._offset(_clock.now_us() if start_us is None else start_us, 0)
+        # After a restart, older Sparks ask for the newest offset before they pass the first one, so every
+        # start has to name the same start time.
+        if self._first_row is None:
+            self._first_row = self._rows_until_now(_START_US) if self._options.rows is None else 0
+        return self._offset(_START_US, self._first_row)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._available_now = True
@@ -323,9 +330,6 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return ReadAllAvailable() if max_rows is None else ReadMaxRows(max_rows)
 
     def latestOffset(self, start: dict[str, Any] | None, limit: ReadLimit) -> dict[str, Any]:
-        if start is None and self._options.start_us is None:
-            # This may be a restart whose first offset Spark has not passed yet.
-            require_admission_control("the market source without the option startTime", "set startTime")
         start = self.initialOffset() if start is None else start
         self._check(start)
         self._start_us = start["startTime"]
@@ -350,7 +354,17 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return self._offset(self._start_us, self._rows_until_now(self._start_us))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        # Before Spark 4.2, no start is passed to `latestOffset` after a restart.
+        self._check(start)
         self._check(end)
+        if start["startTime"] != end["startTime"]:
+            raise InvalidUsageError(
+                "the checkpoint was written with another startTime of the market",
+                hint="start with a new checkpoint",
+                field="startTime",
+                was=start["startTime"],
+                got=end["startTime"],
+            )
         return _split(end["startTime"], start["row"], end["row"], self._options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
