@@ -47,6 +47,33 @@ class Totals(penstock.Operator):
         return {"totals": pa.table({"k": keys, "n": counts, "total": totals}), "seen": self.seen}
 
 
+class NotedTotals(Totals):
+    """Totals that also keep the first note on each key, if they are told to."""
+
+    def __init__(self, *, notes: bool = False) -> None:
+        super().__init__()
+        self.notes: dict[str, str | None] | None = {} if notes else None
+
+    def restore(self, tables: Mapping[str, pa.Table]) -> None:
+        totals = tables["totals"]
+        if self.notes is not None:
+            self.notes = dict(zip(totals["k"].to_pylist(), totals["note"].to_pylist(), strict=True))
+        super().restore({**tables, "totals": totals.select(["k", "n", "total"])})
+
+    def run(self, batch: pa.Table, clock: Clock) -> pa.Table:
+        if self.notes is not None:
+            for key, note in zip(batch["k"].to_pylist(), batch["note"].to_pylist(), strict=True):
+                self.notes[key] = self.notes.get(key) or note
+        return super().run(batch, clock)
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        tables = super().snapshot()
+        if self.notes is None:
+            return tables
+        notes = pa.array([self.notes.get(key) for key in self.totals], pa.string())
+        return {**tables, "totals": tables["totals"].append_column("note", notes)}
+
+
 class Silence(penstock.Operator):
     """Says which keys had no row for a while, also if no row arrives at all."""
 

@@ -139,13 +139,7 @@ class Made:
                 self.buckets.handles[bucket] = handle
                 put[labels[bucket]] = handle.pointer
             versions.append(put)
-        home = write_pointers(place / "made", "one", versions, waits=True).parent
-        for log in ("offsets", "commits"):
-            (self.checkpoint / log).mkdir(parents=True)
-            for batch in range(4):
-                (self.checkpoint / log / str(batch)).write_text(f"{log} {batch}")
-        shutil.move(home, self.checkpoint / "state")
-        (self.checkpoint / "metadata").write_text(json.dumps({"id": "old"}))
+        write_checkpoint(self.checkpoint, versions, waits=True)
 
     def read(self, checkpoint: Path, buckets: int, stream: UpdateStream = STREAM) -> Buckets:
         """Return the queues that a checkpoint's tasks would load."""
@@ -159,6 +153,19 @@ class Made:
             files = open_files(self.state).child(query).child("queue").child(f"{bucket:05d}")
             found.handles[bucket] = BucketStore(files).load(pointer, found.queues[bucket])
         return found
+
+
+def write_checkpoint(
+    checkpoint: Path, versions: Sequence[Mapping[int, Pointer | None]], *, waits: bool
+) -> None:
+    """Write the checkpoint of the query "old", which put these pointers in its micro-batches."""
+    home = write_pointers(checkpoint.with_name("made"), "one", list(versions), waits=waits).parent
+    for log in ("offsets", "commits"):
+        (checkpoint / log).mkdir(parents=True)
+        for batch in range(len(versions)):
+            (checkpoint / log / str(batch)).write_text(f"{log} {batch}")
+    shutil.move(home, checkpoint / "state")
+    (checkpoint / "metadata").write_text(json.dumps({"id": "old"}))
 
 
 def tree(directory: Path) -> dict[str, bytes]:

@@ -38,6 +38,17 @@ AtOption = Annotated[
 ]
 
 
+def _table(text: str) -> tuple[str, str]:
+    name, equals, columns = text.partition("=")
+    if not equals:
+        raise InvalidUsageError(
+            "the columns of a table are missing",
+            got=f"--table {text}",
+            hint='write --table "last=sensor string, value double"',
+        )
+    return name.strip(), columns
+
+
 def _show(done: int, parts: int) -> None:
     typer.echo(f"\rcopied {done:,} of {parts:,} parts", nl=done == parts, err=True)
 
@@ -117,10 +128,19 @@ def migrate(
             "--right", metavar="COLUMNS", help="The columns of a join's right side.", show_default=False
         ),
     ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--table",
+            metavar="NAME=COLUMNS",
+            help="All columns of a table of an own operator; once for each table that changes.",
+            show_default=False,
+        ),
+    ] = None,
     at: AtOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Copy the state and checkpoint of an update queue, union, join or windows, for more or wider columns.
+    """Copy the state and checkpoint of a queue, union, join, windows or own operator, for other columns.
 
     Columns may be added, and integers, float and date may become wider. The old query is only read. After an
     interruption, run the same command again: it continues. Start the query with the new checkpoint, the same
@@ -130,12 +150,15 @@ def migrate(
         from penstock.spark_ext.state_copy.migrate import migrate_state
 
         sides = {side: text for side, text in (("left", left), ("right", right)) if text is not None}
-        if (schema is None) == (not sides):
+        tables = dict(map(_table, table or ()))
+        if (schema is None) == (not sides) and (schema is not None or not tables):
             raise InvalidUsageError(
                 "the new columns are missing" if schema is None else "there are new columns of two kinds",
-                hint="pass --schema, or for a join --left and --right",
+                hint="pass --schema, for a join --left and --right, or for an own operator --table",
             )
-        copy = migrate_state(checkpoint, path, to, schema=schema or sides, at=at, progress=_show)
+        copy = migrate_state(
+            checkpoint, path, to, schema=schema or sides or None, tables=tables, at=at, progress=_show
+        )
         typer.echo(
             f"{copy.checkpoint}: query {copy.query}, added {', '.join(copy.added) or 'no columns'}, "
             f"widened {', '.join(copy.widened) or 'none'}, continues after micro-batch {copy.batch}"

@@ -34,8 +34,8 @@ class Operator(ABC):
     Attributes
     ----------
     output : str
-        The columns of the results, as DDL: ``"user STRING, visits BIGINT"``. Fixed for the life of a
-        checkpoint, as are the class's name and the columns of the input.
+        The columns of the results, as DDL: ``"user STRING, visits BIGINT"``. A restart may add columns, but
+        not in a graph. The class's name is fixed for the life of a checkpoint.
     uses_clock : bool
         Whether `run` may ask for the time. The times are recorded before results are seen, so that a
         micro-batch that runs again gets the same times. The record costs a small file for each bucket and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,19 @@ class OwnOperator:
             "output": [f"{field.name} {field.type}" for field in self.output],
             # Waiting keys need timeouts, with which Spark's own state has a different schema.
             "waits": self.operator.may_wait,
+        }
+
+    @property
+    def may_add(self) -> Mapping[str, Collection[str]]:
+        """The columns of the input that a restart may add, and those of the results; see `GrowingOperator`.
+
+        Penstock stores none of these columns. So only the nulls of an input that had no such column matter.
+        """
+        roles, output = {*self.key, self.time}, self.specification()["output"]
+        named = zip(self.columns, self.schema, strict=True)
+        return {
+            "schema": [text for text, field in named if field.nullable and field.name not in roles],
+            "output": output,
         }
 
     @property

@@ -2,7 +2,8 @@
 
 In queues and joins, only waiting or held tuples have values of columns that are neither key nor time. In the
 copy these tuples have nulls in new columns, and converted values in widened columns. For windows see
-`penstock.spark_ext.state_copy.migrated_windows`.
+`penstock.spark_ext.state_copy.migrated_windows`, for user-defined operators
+`penstock.spark_ext.state_copy.migrated_tables`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.state_copy.keyed_units import SIDES, JoinBuckets, marks_deletes
+from penstock.spark_ext.state_copy.migrated_tables import MigratedTables, check_input
 from penstock.spark_ext.state_copy.migrated_windows import convert_windows, widen_windows
 from penstock.spark_ext.state_copy.query_copy import (
     CopiedQuery,
@@ -62,16 +64,17 @@ def migrate_state(
     path: str | os.PathLike[str],
     to: str | os.PathLike[str],
     *,
-    schema: str | StructType | Mapping[str, str | StructType],
+    schema: str | StructType | Mapping[str, str | StructType] | None = None,
+    tables: Mapping[str, str | StructType] | None = None,
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Migrated:
-    """Copy the query of an update queue, union, join or windows for an input with more or wider columns.
+    """Copy the query of a queue, union, join, windows or own operator, with more or wider columns.
 
     Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
     directory in the state location, nothing of the old query changes, and an interrupted call continues if it
-    is repeated. Then start the query with the new checkpoint and the new columns. Waiting tuples have null in
-    added columns.
+    is repeated. Then start the query with the new checkpoint and the new columns. Waiting tuples, and rows of
+    an own operator's tables, have null in added columns.
 
     Parameters
     ----------
@@ -80,7 +83,10 @@ def migrate_state(
     schema : str or StructType, or a mapping of these for a join
         All columns of the new input, in their order, such as ``df.schema`` or ``"symbol string, time
         timestamp, price double"``. With `delete_when`, the input of a queue, union or join has ``deleted
-        boolean`` at the end. For a join, the columns of ``"left"``, of ``"right"``, or of both.
+        boolean`` at the end. For a join, the columns of ``"left"``, of ``"right"``, or of both. Only for a
+        user-defined operator may it be left out.
+    tables : mapping of str to StructType or str, optional
+        For a user-defined operator: all columns of the tables that change, by the tables' names.
 
     Returns
     -------
@@ -101,33 +107,43 @@ def migrate_state(
     -----
     Wider types are integers of more bits, ``double`` for ``float``, and ``timestamp_ntz`` for ``date``. The
     key, the time and the columns of arrival and weight keep their types. Windows hold only the arguments of
-    their aggregates. So for windows `Migrated.widened` names arguments, and `Migrated.added` is empty.
+    their aggregates. So for windows `Migrated.widened` names arguments, and `Migrated.added` is empty. For a
+    user-defined operator, both name columns of tables as ``table.column``.
 
     Examples
     --------
     >>> columns = "plug int, ts timestamp, watts double, room string"
     >>> penstock.migrate_state("/ck/a", "/var/lib/penstock", "/ck/b", schema=columns)  # doctest: +SKIP
     """
-    given = dict(schema) if isinstance(schema, Mapping) else {"schema": schema}
-    new = {name: one if isinstance(one, StructType) else _parse(one) for name, one in given.items()}
+    given = dict(schema) if isinstance(schema, Mapping) else {} if schema is None else {"schema": schema}
+    new = {name: _parse(one) for name, one in given.items()}
+    new_tables = {name: _parse(one) for name, one in (tables or {}).items()}
     listed: dict[str, Any] = {name: list(columns_of(columns)) for name, columns in new.items()}
+    if new_tables:
+        listed["tables"] = {name: list(columns_of(columns)) for name, columns in new_tables.items()}
     copy = plan_copy(checkpoint, path, to, at, change=listed)
     kind, specification = rewritable_kind(copy)
-    _check_kind(kind, new)
+    _check_kind(kind, new, new_tables)
     added: list[str] = []
     state_of: Callable[[int], RewrittenState | None]
-    if kind == "windows":
+    if kind == "own":
+        own = MigratedTables(copy, specification, new_tables)
+        state_of, changed = own.convert, {name: list(columns_of(one)) for name, one in new.items()}
+        added, widened = own.added, own.widened
+        for columns in new.values():
+            check_input(specification, columns)
+    elif kind == "windows":
         windows = widen_windows(specification, new["schema"])
         changed, widened = {"schema": windows.schema}, [*windows.arguments]
         state_of = convert_windows(copy, specification, windows.types)
     else:
         found = {part: _compare(copy, specification, part, columns) for part, columns in new.items()}
-        columns = {part: one[0] for part, one in found.items()}
+        columns_by_part = {part: one[0] for part, one in found.items()}
         added = [name for one in found.values() for name in one[1]]
         widened = [name for one in found.values() for name in one[2]]
         convert = _converted_queues if kind == "queue" else _converted_joins
-        changed = {part: list(columns_of(one)) for part, one in columns.items()}
-        state_of = convert(copy, specification, columns)
+        changed = {part: list(columns_of(one)) for part, one in columns_by_part.items()}
+        state_of = convert(copy, specification, columns_by_part)
     copy.begin()
     rewrite_buckets(copy, {**specification, **changed}, state_of, progress)
     _LOGGER.info(
@@ -137,15 +153,12 @@ def migrate_state(
     return Migrated(str(copy.new), copy.own, copy.batch, tuple(added), tuple(widened))
 
 
-def _check_kind(kind: str, new: Mapping[str, StructType]) -> None:
+def _check_kind(kind: str, new: Mapping[str, StructType], tables: Mapping[str, StructType]) -> None:
     """Refuse schemas that do not belong to an operator of this kind."""
-    if kind == "own":
-        raise InvalidUsageError(
-            "the tables of an own operator are not migrated, because their columns are its own",
-            hint="start the operator with a new checkpoint, or convert its tables in restore",
-        )
+    if tables and kind != "own":
+        raise InvalidUsageError("only user-defined operators have tables", got=sorted(tables))
     known = {*SIDES} if kind == "join" else {"schema"}
-    if not new or not new.keys() <= known:
+    if not (new or tables) or not new.keys() <= known:
         raise InvalidUsageError(
             "a join has the schemas of its sides" if kind == "join" else "only a join has several schemas",
             got=sorted(new),
@@ -183,8 +196,10 @@ def _converted_joins(
     return functools.partial(JoinBuckets(copy, specification).convert, change=change)
 
 
-def _parse(text: str) -> StructType:
-    return from_arrow_schema(parse_schema(text), prefer_timestamp_ntz=True)
+def _parse(given: str | StructType) -> StructType:
+    if isinstance(given, StructType):
+        return given
+    return from_arrow_schema(parse_schema(given), prefer_timestamp_ntz=True)
 
 
 def _compare(

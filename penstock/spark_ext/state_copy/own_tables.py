@@ -18,7 +18,7 @@ from penstock.spark_ext.state_copy.query_copy import QueryCopy
 from penstock.spark_ext.state_reader.own_view import StoredTables
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of
 
-__all__ = ["OwnBuckets"]
+__all__ = ["OwnBuckets", "OwnUnits"]
 
 _ALIKE = (
     ("tinyint", "smallint", "int", "bigint"),
@@ -28,7 +28,19 @@ _ALIKE = (
 """Spark types whose equal values have one bucket."""
 
 
-class OwnBuckets(OldUnits):
+class OwnUnits(OldUnits):
+    """The old buckets of a user-defined operator."""
+
+    def _new_state(self) -> OperatorState:
+        return OperatorState(StoredTables())
+
+    def blocks(self, bucket: int) -> Mapping[str, pa.RecordBatch]:
+        """Return the tables of a bucket by name."""
+        units, _ = self.units(bucket)
+        return units[0].blocks if units else {}
+
+
+class OwnBuckets(OwnUnits):
     """The old buckets of a user-defined operator. Each of its tables must have the operator's key.
 
     Raises
@@ -41,7 +53,7 @@ class OwnBuckets(OldUnits):
         super().__init__(copy, specification)
         self._key = list(specification["key"])
         for bucket in self._places:
-            for name, block in self._blocks(bucket).items():
+            for name, block in self.blocks(bucket).items():
                 missing = [column for column in self._key if column not in block.schema.names]
                 if missing:
                     raise InvalidUsageError(
@@ -58,13 +70,6 @@ class OwnBuckets(OldUnits):
                         "a table of the operator has keys of other buckets, so its rows cannot be divided",
                         table=name, key=self._key, hint="store the key columns as the input has them",
                     )  # fmt: skip
-
-    def _new_state(self) -> OperatorState:
-        return OperatorState(StoredTables())
-
-    def _blocks(self, bucket: int) -> Mapping[str, pa.RecordBatch]:
-        units, _ = self.units(bucket)
-        return units[0].blocks if units else {}
 
     def _other_types(self, block: pa.RecordBatch) -> list[str]:
         """Return the key columns whose values are in other buckets, because the input has another type."""
@@ -92,11 +97,21 @@ class OwnBuckets(OldUnits):
             for name, block in units[0].blocks.items():
                 mine = self._buckets_of(block, buckets) == bucket
                 parts.setdefault(name, []).append(block.filter(pa.array(mine)))
-        blocks = {name: pa.concat_batches(some) for name, some in parts.items()}
+        blocks = {name: _concat(some) for name, some in parts.items()}
         if not any(block.num_rows for block in blocks.values()):
             return None
         # Only the operator knows how many keys wait, and reports it after the next micro-batch.
         return WrittenState([PUnit("snapshot", unit_meta(blocks, int(waits)), blocks)])
+
+
+def _concat(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of a table of several buckets.
+
+    Buckets that ran since the operator's code changed may have more or wider columns.
+    """
+    tables = [pa.Table.from_batches([part]) for part in parts]
+    rows = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    return rows.to_batches()[0] if rows.num_rows else pa.RecordBatch.from_pylist([], rows.schema)
 
 
 def _alike(kind: str) -> tuple[str, ...]:

@@ -58,7 +58,13 @@ class OwnView:
     def rows(self, state: OperatorState, unit: PUnit) -> list[pa.Array[Any]] | None:
         """Return the rows of the table; see `StateView`."""
         block = unit.blocks.get(self.table)
-        return None if block is None or not block.num_rows else block.columns
+        if block is None or not block.num_rows:
+            return None
+        # The operator's code may have changed since other buckets ran.
+        return [
+            block.column(name) if name in block.schema.names else pa.nulls(block.num_rows)
+            for name in self.schema.names[2:]
+        ]
 
 
 def own_view(stored: Stored, table: str | None) -> OwnView:
