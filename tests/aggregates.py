@@ -56,3 +56,27 @@ class Spread(penstock.Aggregate):
         if state[2] == 0:
             return None
         return (state[1] - state[0]) * 1000 + state[2]
+
+
+class WeightedMean(penstock.Aggregate):
+    """The mean of values with weights, both whole numbers, so that its arithmetic is exact."""
+
+    words = 2
+
+    @staticmethod
+    def init(state: Any) -> None:
+        state[:] = 0.0
+
+    @staticmethod
+    def add(state: Any, value: Any, weight: Any) -> None:
+        state[0] += value * weight
+        state[1] += weight
+
+    @staticmethod
+    def merge(state: Any, other: Any) -> None:
+        state[0] += other[0]
+        state[1] += other[1]
+
+    @staticmethod
+    def finish(state: Any) -> Any:
+        return state[0] / state[1] if state[1] != 0 else None

@@ -319,6 +319,16 @@ def _function(name: str, *kinds: pa.DataType) -> Callable[[Tree, Rows], Value]:
     return compute
 
 
+def _named_struct(node: Tree, rows: Rows) -> Value:
+    names, parts = node.parts[::2], node.parts[1::2]
+    if not parts or len(names) != len(parts) or any(name.kind != "string" for name in names):
+        raise UnknownError("its struct has no names")
+    columns = [to_column(evaluate_node(part, rows), rows.table.num_rows) for part in parts]
+    if any(pa.types.is_null(column.type) for column in columns):
+        raise UnknownError("its struct has a field without a type")
+    return pc.make_struct(*columns, field_names=[string_literal(name, rows).as_py() for name in names])
+
+
 _is_nan: Final = _function("is_nan", *FLOATS)
 
 _OPERATORS: Final[dict[str, Callable[[Tree, Rows], Value]]] = {
@@ -333,6 +343,7 @@ _OPERATORS: Final[dict[str, Callable[[Tree, Rows], Value]]] = {
 _FUNCTIONS: Final[dict[str, Callable[[Tree, Rows], Value]]] = {
     "if": _if,
     "coalesce": _coalesce,
+    "named_struct": _named_struct,
     "abs": _function("abs_checked", *INTEGERS, *FLOATS),
     "sqrt": _function("sqrt", pa.float64()),
     "isnan": lambda node, rows: pc.fill_null(_is_nan(node, rows), False),

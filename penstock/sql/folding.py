@@ -26,6 +26,7 @@ def may_shorten(tree: Tree, typed: _Type) -> bool:
 
     - calculations with columns and numbers, and casts, ``abs`` and ``sqrt`` of these,
     - choices between calculations by conditions that cannot fail, and ``COALESCE`` of calculations,
+    - a ``NAMED_STRUCT`` of these that is the whole expression,
     - comparisons of a calculation with a number, if each part that can fail reads all columns of the
       comparison,
     - an ``AND`` that ends with such a comparison, if its other operands cannot fail and read none of the
@@ -46,7 +47,10 @@ def may_shorten(tree: Tree, typed: _Type) -> bool:
             not typed(other)[1] and _columns(other).isdisjoint(_columns(last)) for other in others
         )
         return not (is_independent and _is_plain_comparison(last, typed))
-    return bool(others) or not _is_value(last, typed)
+    # Spark drops fields of a struct only if the expression takes other fields of it.
+    makes_struct = last.kind == "call" and last.value == "named_struct"
+    values = last.parts[1::2] if makes_struct else (last,)
+    return bool(others) or not all(_is_value(value, typed) for value in values)
 
 
 def _is_value(node: Tree, typed: _Type) -> bool:

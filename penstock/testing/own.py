@@ -77,8 +77,8 @@ class OperatorTests:
 class AggregateTests:
     """The contract of a user-defined aggregate: results do not depend on how values are split into states."""
 
-    values: Sequence[float] = (3.0, 1.0, 2.0, 2.0, 8.0, 5.5)
-    """Values to aggregate, at least three."""
+    values: Sequence[float | tuple[float, ...]] = (3.0, 1.0, 2.0, 2.0, 8.0, 5.5)
+    """Values to aggregate, at least three; tuples if `add` takes several values."""
 
     @pytest.fixture
     def aggregate(self) -> type[Aggregate]:
@@ -121,11 +121,13 @@ def _call(aggregate: type[Aggregate], method: str, *arguments: object) -> object
     return getattr(aggregate, method)(*arguments)
 
 
-def _state(aggregate: type[Aggregate], values: Sequence[float]) -> npt.NDArray[np.float64]:
+def _state(
+    aggregate: type[Aggregate], values: Sequence[float | tuple[float, ...]]
+) -> npt.NDArray[np.float64]:
     state = np.zeros(aggregate.words)
     _call(aggregate, "init", state)
     for value in values:
-        _call(aggregate, "add", state, value)
+        _call(aggregate, "add", state, *(value if isinstance(value, tuple) else (value,)))
     return state
 
 

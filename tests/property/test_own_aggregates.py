@@ -17,8 +17,10 @@ from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.aggregates.own_states import check_own_images, finish_own
 from penstock.operators.scan.fragments.accumulators import new_accumulator
 from penstock.operators.scan.spec import Fragments, Partial, Scan
+from penstock.sql.evaluate import evaluate
+from penstock.sql.expression import Expression
 from penstock.windows.append.sliding import slide
-from tests.aggregates import LogSum, Spread
+from tests.aggregates import LogSum, Spread, WeightedMean
 
 PARTIAL = Partial("own", "x", "s", function="tests.aggregates:Spread")
 VALUES = st.lists(st.one_of(st.none(), st.integers(-9, 9), st.integers(-(2**40), 2**40)), max_size=20)
@@ -94,14 +96,56 @@ def test_an_aggregate_is_text_that_names_its_class() -> None:
 def test_a_condition_filters_the_values() -> None:
     split = decompose({"a": f"{Spread.of('x')} FILTER (WHERE y > 0)"}, "t")
     assert split.partials[0].expression == "CASE WHEN y > 0 THEN x END"
+    split = decompose({"a": f"{WeightedMean.of('x', 'x + y')} FILTER (WHERE y > 0)"}, "t")
+    assert split.partials[0].expression == "NAMED_STRUCT('v0', CASE WHEN y > 0 THEN x END, 'v1', x + y)"
+
+
+def test_an_aggregate_of_two_values_is_called_with_two() -> None:
+    assert WeightedMean.of("x", "y") == "own('tests.aggregates:WeightedMean', x, y)"
+    for wrong in ((), ("x",), ("x", "y", "z")):
+        with pytest.raises(InvalidUsageError, match="another number of values") as raised:
+            WeightedMean.of(*wrong)
+        assert raised.value.context["aggregate"] == "WeightedMean"
+
+
+PAIRS = st.lists(st.tuples(*2 * [st.one_of(st.none(), st.integers(-999, 999))]), max_size=20)
+
+
+@settings(max_examples=30)
+@given(sets=st.lists(PAIRS, min_size=1, max_size=8), cut=st.integers(0, 200))
+def test_rows_in_which_any_value_is_null_are_skipped(sets: list[list[Any]], cut: int) -> None:
+    split = decompose({"a": WeightedMean.of("x", "y")}, "t")
+    rows = [(slot, *pair) for slot, pairs in enumerate(sets, 1) for pair in pairs]
+    slots, x, y = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
+    table = pa.table({"x": pa.array(x, pa.int64()), "y": pa.array(y, pa.int32())})
+    structs = evaluate(Expression.parse(split.partials[0].expression), table).combine_chunks()
+    accumulator = new_accumulator(split.partials[0], structs.type)
+    for part in (slice(None, cut), slice(cut, None)):
+        values = structs.slice(part.start or 0, len(slots[part]))
+        accumulator.add(np.asarray(slots[part], np.int32), np.zeros(len(values)), values, len(sets) + 1)
+    states = accumulator.result(len(sets) + 1)
+    expected = []
+    for pairs in sets:
+        whole = [(value, weight) for value, weight in pairs if value is not None and weight is not None]
+        total = sum(weight for _, weight in whole)
+        expected.append(sum(v * w for v, w in whole) / total if total else None)
+    assert finish_own(states, split.partials[0].function).to_pylist() == expected
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.struct([("v0", pa.float64()), ("v1", pa.string())])])
+def test_values_that_are_not_numbers_are_refused(kind: pa.DataType) -> None:
+    with pytest.raises(InvalidUsageError, match="cannot aggregate a column of this type"):
+        new_accumulator(PARTIAL, kind)
 
 
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ("own('tests.aggregates:Spread')", "not called with its name and one value"),
-        ("own(x, y)", "not called with its name and one value"),
-        ("own('tests.aggregates:Spread', x, y)", "not called with its name and one value"),
+        ("own('tests.aggregates:Spread')", "not called with its name and values"),
+        ("own(x, y)", "not called with its name and values"),
+        ("own('tests.aggregates:WeightedMean', x, *)", "not called with its name and values"),
+        ("own('tests.aggregates:Spread', x, y)", "another number of values than its add takes.*1: value"),
+        ("own('tests.aggregates:WeightedMean', x)", "another number of values.*2: value, weight"),
         ("own('tests.aggregates', x)", "not named by module and class"),
         ("own('tests.aggregates:Spraed', x)", "cannot be imported"),
         ("own('tests.no_module:Spread', x)", "cannot be imported"),
@@ -127,6 +171,8 @@ METHODS = {name: getattr(LogSum, name) for name in ("init", "add", "merge", "fin
         ({"words": None}, "no size"),
         ({"merge": None}, "has no merge"),
         ({"add": staticmethod(lambda state: None)}, "add with other arguments"),
+        ({"add": staticmethod(lambda state, *values: None)}, "add with other arguments"),
+        ({"add": staticmethod(lambda state, value, *, weight: None)}, "add with other arguments"),
         ({"finish": METHODS["finish"]}, "finish that is not a static method"),
     ],
 )

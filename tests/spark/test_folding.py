@@ -106,6 +106,7 @@ def test_what_spark_may_shorten_is_left_to_it() -> None:
         "NOT (i + 1 > 0 OR NOT (i = 3))", "NOT (i + 1 > 0 OR i = i)", "b AND b = c AND i + 1 > j",
         "(b AND (j + 1) IS NULL) IS NULL", "NOT (i + 1 BETWEEN 2 AND 5)", "i + 1 > 0 AND b",
         "i + 1 > 0 OR true",
+        "named_struct('a', i, 'b', i + 1).a", "named_struct('a', i + 1 > j)",
         "i + 1 > 9999999999", "i = j AND i + 1 > 0", "i + 1 > 0 AND j + 1 > 0",
     ):  # fmt: skip
         assert type_of(Expression.parse(text), _ROWS.schema) is None, text
@@ -117,5 +118,6 @@ def test_what_spark_may_shorten_is_left_to_it() -> None:
         "if(i + 0.5D > 1, j * i, 0)",
         "CASE WHEN b THEN i + 1 END",
         "coalesce(i + 1, NULL)",
+        "named_struct('a', i + 1, 'b', CASE WHEN b THEN j + 1 END)",
     ):
         assert type_of(Expression.parse(text), _ROWS.schema) is not None, text

@@ -19,7 +19,7 @@ from penstock.dataflow import Graph, graph
 from penstock.dataflow.nodes import Node
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.graph.frames import Frames
-from tests.aggregates import Spread
+from tests.aggregates import Spread, WeightedMean
 from tests.long_tests import long_but
 from tests.spark.queries import Place, failure, fresh_workers
 
@@ -316,7 +316,7 @@ def test_sessions_are_those_of_duckdb_also_after_a_restart(spark: SparkSession, 
     table = readings(5, 200, 200, 4.0)
     frame = place.input.frame(spark, SCHEMA)
     aggs = {"rows": "count(*)", "total": "sum(v)", "newest": "last(n)", "middle": "median(v)"}
-    aggs["spread"] = f"1 + {Spread.of('v')}"
+    aggs |= {"spread": f"1 + {Spread.of('v')}", "weighted": WeightedMean.of("v", "n + 1")}
 
     def windows() -> DataFrame:
         return ours(place, frame, key="k", session="2500 ms", watermark_delay="4 s", aggs=aggs)
@@ -342,7 +342,8 @@ def test_sessions_are_those_of_duckdb_also_after_a_restart(spark: SparkSession, 
             "numbered as (select *, count(*) filter (where new) over (partition by k order by t) as i "
             "from apart) "
             "select k, {'start': min(t), 'end': max(t) + interval 2500 milliseconds}, count(*), sum(v), "
-            "last(n order by t), median(v), 1 + ((max(v) - min(v)) * 1000 + count(v)) "
+            "last(n order by t), median(v), 1 + ((max(v) - min(v)) * 1000 + count(v)), "
+            "sum(v * (n + 1)) / sum(n + 1) filter (where v is not null) "
             "from numbered group by k, i"
         ).fetchall()
     assert len(expected) > 20

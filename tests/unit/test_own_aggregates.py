@@ -55,6 +55,78 @@ def test_windows_keep_states_over_restarts_and_crashes(
     assert result(test.rows()) == [(10, "a", 28_003.0, 3), (20, "a", 1.0, 1)]
 
 
+WEIGHTED = """
+source: {type: files, format: json, path: nowhere, schema: "k STRING, ts TIMESTAMP, v BIGINT, w INT"}
+window: {time: ts, WINDOW}
+group_by: [k]
+aggregates:
+  mean: "own('tests.aggregates:WeightedMean', v, w)"
+  heavy: "own('tests.aggregates:WeightedMean', v + 1, w) FILTER (WHERE w > 2)"
+  n: count(*)
+sink: {type: console}
+"""
+
+
+def weighted(second: int, v: int | None, w: int | None) -> dict[str, Any]:
+    return {**row(second, v), "w": w}
+
+
+def mean(rows: list[dict[str, Any]], more: int = 0, above: int = -1) -> float | None:
+    known = [(one["v"] + more, one["w"]) for one in rows if None not in (one["v"], one["w"])]
+    known = [(v, w) for v, w in known if w > above]
+    return sum(v * w for v, w in known) / sum(w for _, w in known) if known else None
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        "size: 10 s",
+        "size: 10 s, slide: 5 s",
+        "size: 10 s, mode: lazy, budget: 100",
+        "size: 10 s, mode: eager, budget: 100",
+        "session: 3 s",
+        "size: 2 rows",
+    ],
+)
+def test_an_aggregate_of_two_values_gets_the_rows_in_which_both_are_known(
+    tmp_path: Path, penstock_pipeline: OpenPipeline, window: str
+) -> None:
+    (tmp_path / "w.yaml").write_text(WEIGHTED.replace("WINDOW", window))
+    test = penstock_pipeline(tmp_path / "w.yaml")
+    first = [weighted(11, 7, 2), weighted(12, 3, 4), weighted(13, None, 100)]
+    second = [weighted(14, 5, None), weighted(15, 9, 5), weighted(16, 1, 1)]
+    found = {}
+    for rows in (first, second, [weighted(59, 0, 1)]):
+        test.send(rows)
+        for one in test.rows():
+            found[one["window"]["start"].second, one["n"]] = one["mean"], one["heavy"]
+        test.restart()
+    several = [*first, *second]
+    parts = {
+        "size: 2 rows": [several[begin : begin + 2] for begin in (0, 2, 4)],
+        "size: 10 s, slide: 5 s": [several[:4], several, several[4:]],
+    }.get(window, [several])
+    expected = sorted(((mean(part), mean(part, 1, 2)) for part in parts), key=repr)
+    # In eager mode, windows also show before they are complete.
+    assert set(expected) <= set(found.values())
+    assert "eager" in window or sorted(found.values(), key=repr) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        (("', v, w)", "', v)"), r"w\.yaml:5.*another number of values than its add takes.*2: value, weight"),
+        (("', v, w)", "', v, k)"), "does not take values of this type"),
+    ],
+)
+def test_wrong_values_are_an_error_before_the_first_batch(
+    tmp_path: Path, penstock_pipeline: OpenPipeline, change: tuple[str, str], fact: str
+) -> None:
+    (tmp_path / "w.yaml").write_text(WEIGHTED.replace("WINDOW", "size: 10 s").replace(*change))
+    with pytest.raises(InvalidUsageError, match=fact):
+        penstock_pipeline(tmp_path / "w.yaml")
+
+
 def test_a_wrong_name_is_an_error_with_its_place(tmp_path: Path, penstock_pipeline: OpenPipeline) -> None:
     (tmp_path / "w.yaml").write_text(WINDOWS.replace("Spread", "Spraed", 1))
     with pytest.raises(InvalidUsageError, match=r"w\.yaml:5.*cannot be imported"):

@@ -12,7 +12,7 @@ import penstock
 from penstock import abort
 from penstock.errors import InvalidUsageError
 from penstock.testing import AggregateTests, OperatorTests, plugin
-from tests.aggregates import Spread
+from tests.aggregates import Spread, WeightedMean
 from tests.documents import ROOT
 from tests.operators import Totals
 
@@ -125,6 +125,16 @@ class TestSpread(AggregateTests):
     @pytest.fixture
     def aggregate(self) -> type[penstock.Aggregate]:
         return Spread
+
+
+class TestWeightedMean(AggregateTests):
+    """An aggregate of two values that keeps its contract."""
+
+    values = ((3.0, 1.0), (1.0, 2.0), (2.0, 0.0), (8.0, 4.0))
+
+    @pytest.fixture
+    def aggregate(self) -> type[penstock.Aggregate]:
+        return WeightedMean
 
 
 class Forgetful(Totals):

@@ -14,6 +14,7 @@ from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketch_argument
+from penstock.operators.aggregates.own import takes_values
 from penstock.operators.scan.spec import PANE, WEIGHT, Partial, TimeUnit
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows, describe_lives
@@ -306,9 +307,10 @@ class Aggregate(Node):
                     type=kind,
                 )
             return
-        times_too = partial.kind not in ("kll", "own")
-        if kind != UNKNOWN and not (_is_number(kind) or (times_too and pa.types.is_temporal(kind))):
-            written = [one.text for _, one in self.aggregates if f"({partial.expression})" in one.text]
+        fits = _is_number(kind) or (partial.kind != "kll" and pa.types.is_temporal(kind))
+        if kind != UNKNOWN and not (takes_values(kind) if partial.kind == "own" else fits):
+            part = partial.function or f"({partial.expression})"
+            written = [one.text for _, one in self.aggregates if part in one.text]
             raise self.wrong(
                 "an aggregate does not take values of this type",
                 "min, max and sum take integers, floats, dates and times; median, percentile and own take "

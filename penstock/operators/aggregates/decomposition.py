@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock._extras import need_extra
 from penstock.errors import InvalidUsageError
-from penstock.operators.aggregates.own import find_aggregate
+from penstock.operators.aggregates.own import find_aggregate, value_expression
 from penstock.operators.aggregates.quantiles import DEFAULT_ACCURACY, log2_size_for
 from penstock.operators.aggregates.sketches import log2_size_of
 from penstock.operators.scan.spec import PANE, Partial, PartialKind
@@ -311,15 +311,15 @@ class _Partials:
 
     def _own(self, call: Tree, texts: list[str], condition: str | None) -> str:
         """Return the expression of a user-defined aggregate."""
-        if len(call.parts) != 2 or call.parts[0].kind != "string":
+        first, *values = call.parts
+        if first.kind != "string" or not values or any(value.kind == "star" for value in values):
             raise InvalidUsageError(
-                "an own aggregate is not called with its name and one value",
+                "an own aggregate is not called with its name and values",
                 expression=f"{OWN_FUNCTION}({', '.join(texts)})",
                 hint=f"write {OWN_FUNCTION}('module:Class', x)",
             )
-        reference = str(call.parts[0].value)[1:-1]
-        find_aggregate(reference)
-        text = texts[1] if condition is None else f"CASE WHEN {condition} THEN {texts[1]} END"
+        reference = str(first.value)[1:-1]
+        text = value_expression(find_aggregate(reference), texts[1:], condition)
         return own(reference, self._column("own", text, function=reference))
 
 

@@ -1,23 +1,27 @@
 """User-defined aggregates: their definition, and their names in SQL text.
 
 SQL names an aggregate by its module, so that every worker can import it, as in
-``own('shop:GeometricMean', price)``.
+``own('shop:GeometricMean', price)``. An aggregate of several values gets them as the fields of a struct, so
+that it also has one column of values.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import ClassVar, Final
+
+import pyarrow as pa
 
 from penstock._lazy import import_named
 from penstock.errors import InvalidUsageError
 from penstock.sql.syntax.functions import OWN_FUNCTION
 
-__all__ = ["Aggregate", "find_aggregate"]
+__all__ = ["Aggregate", "find_aggregate", "takes_values", "value_expression"]
 
 _PARAMETERS: Final = {
     "init": ("state",),
-    "add": ("state", "value"),
+    "add": ("state", "value", "..."),
     "merge": ("state", "other"),
     "finish": ("state",),
 }
@@ -31,8 +35,9 @@ class Aggregate:
     it with the windows. Penstock compiles the methods with Numba, so the methods can use only what Numba
     supports. A method may depend only on its arguments.
 
-    Rows without a value (null) are skipped. Values are float64, so whole numbers are exact up to 2**53. The
-    result is a double; `finish` may return None for null.
+    `add` has a parameter for each value: ``add(state, value)``, or ``add(state, price, volume)`` for an
+    aggregate of two expressions. Rows in which any value is null are skipped. Values are float64, so whole
+    numbers are exact up to 2**53. The result is a double; `finish` may return None for null.
 
     The order of the calls of `merge` depends on micro-batches. So `merge` must be commutative and
     associative, and merging a state made by `init` must change nothing. Results are the same for any order
@@ -86,23 +91,32 @@ class Aggregate:
         for name, parameters in _PARAMETERS.items():
             function = inspect.getattr_static(cls, name, None)
             call = f"@staticmethod def {name}({', '.join(parameters)})"
+            several = parameters[-1] == "..."
             if function is None:
                 raise _wrong(cls, f"has no {name}", f"write {call}")
             if not isinstance(function, staticmethod):
                 raise _wrong(cls, f"has a {name} that is not a static method", f"write {call}")
-            if len(inspect.signature(function.__func__).parameters) != len(parameters):
+            given = inspect.signature(function.__func__).parameters.values()
+            fits = len(given) >= 2 if several else len(given) == len(parameters)
+            if not fits or any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in given):
                 raise _wrong(cls, f"has a {name} with other arguments", f"write {call}")
 
     @classmethod
-    def of(cls, expression: str) -> str:
-        """Return the SQL text of this aggregate of an expression, for the aggregates of windows.
+    def of(cls, *expressions: str) -> str:
+        """Return the SQL text of this aggregate of expressions, for the aggregates of windows.
+
+        Parameters
+        ----------
+        *expressions : str
+            The values, one for each parameter of `add` after the state.
 
         Raises
         ------
         InvalidUsageError
-            If workers could not import the class.
+            If workers could not import the class, or `add` takes another number of values.
         """
-        return f"{OWN_FUNCTION}('{_reference(cls)}', {expression})"
+        value_expression(cls, expressions)
+        return f"{OWN_FUNCTION}('{_reference(cls)}', {', '.join(expressions)})"
 
 
 def _wrong(cls: type, fact: str, hint: str) -> InvalidUsageError:
@@ -140,3 +154,47 @@ def find_aggregate(reference: str) -> type[Aggregate]:
             "this is not an own aggregate", name=reference, hint="subclass penstock.Aggregate"
         )
     return found
+
+
+def value_expression(
+    aggregate: type[Aggregate], expressions: Sequence[str], condition: str | None = None
+) -> str:
+    """Return the expression of an aggregate's column of values: one expression, or a struct of several.
+
+    Parameters
+    ----------
+    aggregate : type
+        The aggregate.
+    expressions : sequence of str
+        The values.
+    condition : str, optional
+        The rows to aggregate; the value is null in other rows.
+
+    Raises
+    ------
+    InvalidUsageError
+        If `add` takes another number of values.
+    """
+    names = list(inspect.signature(aggregate.add).parameters)[1:]  # type: ignore[attr-defined]  # users define it
+    if len(expressions) != len(names):
+        raise InvalidUsageError(
+            "an own aggregate is called with another number of values than its add takes",
+            aggregate=aggregate.__qualname__,
+            values=", ".join(expressions) or "none",
+            hint=f"give it {len(names)}: {', '.join(names)}",
+        )
+    first, *others = expressions
+    if condition is not None:
+        first = f"CASE WHEN {condition} THEN {first} END"
+    if not others:
+        return first
+    # Renamed parameters of `add` must not change the columns of a checkpoint.
+    fields = ", ".join(f"'v{number}', {text}" for number, text in enumerate([first, *others]))
+    return f"NAMED_STRUCT({fields})"
+
+
+def takes_values(kind: pa.DataType) -> bool:
+    """Return whether aggregates take values of a type: numbers, or structs of numbers."""
+    if pa.types.is_struct(kind):
+        return all(takes_values(field.type) and not pa.types.is_struct(field.type) for field in kind)
+    return bool(pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +32,9 @@ class _Kernels:
     """
 
     words: int
+    values: int
     init: Callable[[_States, int], None]
-    add: Callable[[npt.NDArray[np.int32], _States, _States], None]
+    add: Callable[[npt.NDArray[np.int32], npt.NDArray[np.float64], _States], None]
     merge: Callable[[npt.NDArray[np.int32], _States, _States], None]
     unite: Callable[[_States, Integers, Integers, _States, _States], None]
     finish: Callable[[_States, _States, npt.NDArray[np.bool_]], None]
@@ -53,6 +55,11 @@ def _compiled(reference: str) -> _Kernels:
 def _compile(aggregate: Any) -> _Kernels:
     methods = (aggregate.init, aggregate.add, aggregate.merge, aggregate.finish)
     init, add, merge, finish = map(users_kernel, methods)
+    count = len(inspect.signature(aggregate.add).parameters) - 1
+    # Numba passes on only a fixed number of arguments.
+    arguments = ", ".join(f"values[{number}, at]" for number in range(count))
+    text = f"lambda state, values, at: add(state, {arguments})"
+    add_row = users_kernel(eval(text, {"add": add}))  # noqa: S307  # the text has only numbers
 
     @users_kernel
     def init_states(states, begin):  # type: ignore[no-untyped-def]  # compiled
@@ -63,7 +70,7 @@ def _compile(aggregate: Any) -> _Kernels:
     def add_values(slots, values, states):  # type: ignore[no-untyped-def]  # compiled
         for at in range(len(slots)):
             if slots[at] > 0:
-                add(states[slots[at]], values[at])
+                add_row(states[slots[at]], values, at)
 
     @users_kernel
     def merge_states(slots, others, states):  # type: ignore[no-untyped-def]  # compiled
@@ -104,7 +111,9 @@ def _compile(aggregate: Any) -> _Kernels:
                 valid[at] = True
                 results[at] = result
 
-    kernels = _Kernels(aggregate.words, init_states, add_values, merge_states, unite_ranges, finish_states)
+    kernels = _Kernels(
+        aggregate.words, count, init_states, add_values, merge_states, unite_ranges, finish_states
+    )
     _check(aggregate, kernels)
     return kernels
 
@@ -114,7 +123,7 @@ def _check(aggregate: type[Aggregate], kernels: _Kernels) -> None:
     states, slots = np.zeros((2, kernels.words)), np.zeros(1, np.int32)
     try:
         kernels.init(states, 0)
-        kernels.add(slots, np.zeros(1), states)
+        kernels.add(slots, np.zeros((kernels.values, 1)), states)
         kernels.merge(slots, states[:1].copy(), states)
         none = np.zeros(0, np.int64)
         kernels.unite(states, none, none, states.copy(), states[:0].copy())
@@ -133,7 +142,7 @@ class OwnStates:
     Parameters
     ----------
     kind : pyarrow.DataType
-        The type of the values; binary for stored states.
+        The type of the values, a struct if there are several in a row; binary for stored states.
     reference : str
         The aggregate, as ``module:Class``.
 
@@ -164,13 +173,17 @@ class OwnStates:
             raise InternalError("an own aggregate has no values")
         self._reserve(count)
         slots = slots.astype(np.int32, copy=False)
-        if values.null_count:
-            slots = np.where(values.is_valid().to_numpy(zero_copy_only=False), slots, np.int32(0))
+        # The fields of a null struct are null as well.
+        columns = values.flatten() if pa.types.is_struct(values.type) else [values]
+        for column in columns:
+            if column.null_count:
+                slots = np.where(column.is_valid().to_numpy(zero_copy_only=False), slots, np.int32(0))
         if self._of_states:
             self._kernels.merge(slots, _states_in(values, self._kernels.words), self._states)
         else:
-            numbers = values.fill_null(0) if values.null_count else values
-            self._kernels.add(slots, numbers.to_numpy().astype(np.float64), self._states)
+            numbers = [one.fill_null(0) if one.null_count else one for one in columns]
+            stacked = np.array([one.to_numpy() for one in numbers], np.float64)
+            self._kernels.add(slots, stacked, self._states)
 
     def add_runs(self, runs: Any, values: pa.Array[Any] | None, count: int) -> bool:
         """Return False, so that `add` adds the rows."""

@@ -30,7 +30,11 @@ def check_wider(column: str, was: pa.DataType, now: pa.DataType) -> None:
     InvalidUsageError
         If the new type cannot hold all values of the old type.
     """
-    if now not in _WIDER.get(was, ()):
+    if pa.types.is_struct(was) and pa.types.is_struct(now) and [*was.names] == [*now.names]:
+        for old, new in zip(was, now, strict=True):
+            if old.type != new.type:
+                check_wider(f"{column}.{old.name}", old.type, new.type)
+    elif now not in _WIDER.get(was, ()):
         hint = _ZONE_HINT if was == pa.date32() else _HINT
         raise InvalidUsageError(_FACT, column=column, was=was, now=now, hint=hint)
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.aggregates import moment_kernels
 from penstock.operators.aggregates.moments import divide_sums
+from penstock.operators.aggregates.own import takes_values
 from penstock.operators.aggregates.own_states import OwnStates
 from penstock.operators.aggregates.quantiles import QuantileSketches
 from penstock.operators.aggregates.sketches import hashes_in, hashes_of, images_of, least_hashes
@@ -75,17 +76,15 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
     if partial.kind == "sketch":
         return _Sketch(kind, partial.log2_size)
     number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
-    if partial.kind in ("kll", "own") and (number or pa.types.is_binary(kind)):
-        own = partial.kind == "own"
-        return OwnStates(kind, partial.function) if own else _Quantiles(kind, partial.log2_size)
+    if partial.kind == "own" and (takes_values(kind) or pa.types.is_binary(kind)):
+        return OwnStates(kind, partial.function)
+    if partial.kind == "kll" and (number or pa.types.is_binary(kind)):
+        return _Quantiles(kind, partial.log2_size)
     if partial.kind in ("min", "max") and (number or integer_type(kind) is not None):
         return _Extreme(kind, greatest=partial.kind == "max")
-    if partial.kind in ("sum", "add") and pa.types.is_signed_integer(kind):
-        return _WholeSum()
-    if partial.kind == "add" and kind == WIDE:
-        return _WholeSum()
-    if partial.kind in ("sum", "add") and number:
-        return _Sum()
+    whole = pa.types.is_signed_integer(kind) or (partial.kind == "add" and kind == WIDE)
+    if partial.kind in ("sum", "add") and (whole or number):
+        return _WholeSum() if whole else _Sum()
     if partial.kind == "m2" and number:
         return _Deviations(kind)
     if partial.kind == "add_m2":
