@@ -22,15 +22,22 @@ from penstock.cli import app
 from penstock.conf.pipeline import load_document
 from penstock.errors import InvalidUsageError
 from penstock.jobs.local.pipeline import Places, open_pipeline
+from penstock.jobs.pipelines.databases import databases_in
 from penstock.jobs.pipelines.run import run_to_end
-from penstock.jobs.replay.query import open_query
+from penstock.jobs.replay.comparison import recorded_answers
+from penstock.jobs.replay.query import HeldAnswers, open_query
 from penstock.jobs.replay.recording import Checkpoint, Recording
 from penstock.jobs.replay.run import Replay
 from penstock.local_engine.query import LocalBatch
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.procedures.requests.messages import ANSWERS
+from penstock.spark_ext.sources.p_stream_options import WriteOptions
+from penstock.spark_ext.sources.p_stream_rows import SegmentRows
+from penstock.spark_ext.sources.task_rows import TaskRows
 from penstock.spark_ext.worker.bucket_task import _background
+from penstock.spark_ext.worker.requests import AnswerWriter
 from penstock.state_store.clock_record import _name
 from tests.long_tests import long_but
 
@@ -362,8 +369,106 @@ def test_a_database_is_replayed_from_its_first_rows(tmp_path: Path) -> None:
         assert all({"rows", "state", "counts"} <= set(one["compared"]) for one in found)
     asked = run.replay("--set", f"database.requests={tmp_path / 'requests'}")
     assert asked.exit_code == 2
-    assert "a replay answers no requests" in asked.output
+    assert "there is no p-stream" in asked.output
     assert not (tmp_path / "requests").exists()
+
+
+ASKED_BANK = """
+import penstock
+
+bank = penstock.database("bank")
+bank.table("accounts", "id bigint, balance bigint NOT NULL", key="id", partition_by="id")
+
+
+@bank.procedure(event="t bigint, v bigint", returns="balance bigint")
+def deposit(e, accounts):
+    if e.t not in accounts:
+        accounts.insert(id=e.t, balance=BONUS)
+    accounts[e.t].balance += e.v
+    return accounts[e.t].balance
+
+
+@bank.procedure(event="id bigint", returns="balance bigint")
+def balance(e, accounts):
+    if e.id not in accounts:
+        abort("no account")
+    return accounts[e.id].balance
+"""
+
+
+def test_requests_run_again_in_their_order_and_no_client_gets_a_second_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bank.py").write_text(ASKED_BANK.replace("BONUS", "0"))
+    requests = str(tmp_path / "requests")
+    database = {"file": str(tmp_path / "bank.py"), "procedure": "deposit", "buckets": 2, "requests": requests}
+    run = Run(tmp_path, queue=None, database=database)
+    document = json.loads(run.file.read_text())
+    del document["queue"]
+    run.file.write_text(json.dumps(document))
+    (bank,) = databases_in(tmp_path / "bank.py").values()
+    with bank.connect(requests) as client:
+        PStream(f"{requests}/requests").subscribe("replay")
+        for number in range(5):
+            client.send(f"first {number}", "balance", id=0)
+            client.send(f"second {number}", "deposit", t=number, v=100)
+            client.send(f"third {number}", "balance", id=number)
+            if number:
+                client.send(f"first {number - 1}", "balance", id=0)  # sent twice, answered from memory
+            run.go(range(number, number + 1))
+        assert client.wait("third 3") == {"balance": 100, "rejected": None}
+        assert client.wait("first 0") == {"balance": None, "rejected": "no account"}
+    _background().submit(int).result()
+    before = digests(tmp_path)
+    for first in ("0", "3"):
+        found = run.found("--from", first)
+        assert [one["differences"] for one in found] == [[]] * (5 - int(first))
+        assert [one["requests"] for one in found] == [3, 4, 4, 4, 4][int(first) :]
+        assert all({"rows", "answers", "state", "counts"} <= set(one["compared"]) for one in found)
+    assert digests(tmp_path) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(HeldAnswers, "publish", lambda *given: None)
+        lost = run.found("--from", "3", "--to", "3")
+        assert [(one["what"], one["recorded"]) for one in lost[0]["differences"]] == [("answers", 4)]
+    # Another program is another pipeline.
+    (tmp_path / "bank.py").write_text(ASKED_BANK.replace("BONUS", "1"))
+    changed = run.replay("--from", "0", "--to", "0")
+    assert changed.exit_code == 2 and "another program" in changed.output
+    (tmp_path / "bank.py").write_text(ASKED_BANK.replace("BONUS", "0"))
+    # Released requests cannot run again.
+    stream = PStream(f"{requests}/requests")
+    for reader in stream.readers():
+        stream.trim_from(reader, stream.end)
+    PStream(f"{requests}/requests").trim(now=True)
+    refused = run.replay("--from", "1")
+    assert refused.exit_code == 2 and "rows of its p-stream are released" in refused.output
+
+
+def test_answers_are_compared_while_the_log_has_them(tmp_path: Path) -> None:
+    stream = PStream(tmp_path / "answers", ANSWERS)
+    location = stream.files.location
+    writer = AnswerWriter(TaskRows(location, SegmentRows(WriteOptions.parse({"path": location}), stream)), 2)
+    answers = [
+        pa.RecordBatch.from_pylist(
+            [{"id": str(n), "procedure": "p", "bucket": n % 2, "transaction": n}], ANSWERS
+        )
+        for n in range(6)
+    ]
+    for number, rows in enumerate(answers):
+        writer.publish(rows, "q", number, number % 2)
+    stream = PStream(tmp_path / "answers")
+
+    def found(batches: range) -> list[list[str] | None]:
+        tables = [recorded_answers(stream, "q", batch, 2) for batch in batches]
+        return [None if table is None else table["id"].to_pylist() for table in tables]
+
+    assert found(range(7)) == [["0"], ["1"], ["2"], ["3"], ["4"], ["5"], []]
+    (kept,) = stream.readers()
+    stream.trim_from(kept, 3)
+    PStream(tmp_path / "answers").trim(now=True)
+    stream = PStream(tmp_path / "answers")
+    # The other bucket may have answered in micro-batch 3, too.
+    assert found(range(7)) == [None, None, None, None, ["4"], ["5"], []]
 
 
 def test_a_replay_rejects_no_record_again(tmp_path: Path) -> None:

@@ -70,9 +70,10 @@ def replay(
     """Run recorded micro-batches of a pipeline again, without Spark, and show what differs.
 
     The rows come from the pipeline's sources, the state from its versions, and the time from the recorded
-    clock. The results are compared with the rows in the sink, the new versions with the recorded versions,
-    and counts and staleness with the metrics file. Nothing is written to the checkpoint, its state, the
-    sources or the sink. The exit code is 1 if anything differs.
+    clock. The results are compared with the rows in the sink, answers to requests with the answers that
+    clients got, the new versions with the recorded versions, and counts and staleness with the metrics file.
+    Nothing is written to the checkpoint, its state, the sources or the sink. The exit code is 1 if anything
+    differs.
 
     With --policy the same rows come at the same times, and keys are served in another order: the table shows
     staleness and counts of both policies.
@@ -137,6 +138,7 @@ def _facts(batch: ReplayedBatch) -> dict[str, Any]:
         "batch": batch.recorded.number,
         "rows_in": metrics.rows_in,
         "rows_out": batch.results.num_rows,
+        "requests": metrics.requests,
         "conflated": metrics.conflated,
         "emitted": metrics.emitted,
         "waiting_keys": metrics.waiting_keys,

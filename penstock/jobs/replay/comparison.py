@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.checkpointing import PUnit
+from penstock.checkpointing.files import absolute_location
 from penstock.checkpointing.p_stream import PStream
 from penstock.checkpointing.spark_checkpoint import local_path
 from penstock.conf.pipeline import ParquetSink, Pipeline, PStreamSink
@@ -21,9 +22,11 @@ from penstock.jobs.replay.run import Replay, ReplayedBatch
 from penstock.local_engine.query_log import EntryLog
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.procedures.requests.client import request_streams
+from penstock.spark_ext.worker.requests import answer_writer
 from penstock.state_store.bucket_store import BucketStore, Pointer
 
-__all__ = ["Comparison", "Difference", "recorded_metrics", "recorded_results"]
+__all__ = ["Comparison", "Difference", "recorded_answers", "recorded_metrics", "recorded_results"]
 
 _COUNTS = ("rows_in", "conflated", "late", "duplicates", "dropped", "emitted", "waiting_keys", "keys")
 _STALENESS = ("avg", "p50", "p95", "max")
@@ -43,12 +46,12 @@ class Difference:
     Attributes
     ----------
     what : str
-        ``rows``, ``state``, or the name of a count or a staleness figure.
+        ``rows``, ``answers``, ``state``, or the name of a count or a staleness figure.
     recorded, replayed : float
-        The recorded and the replayed number; for rows and state, the number of rows that only the recording,
-        or only the replay, has.
+        The recorded and the replayed number; for rows, answers and state, the number of rows that only the
+        recording, or only the replay, has.
     examples : tuple of str
-        For rows and state, some of these rows, with - for recorded rows and + for replayed rows.
+        For rows, answers and state, some of these rows, with - for recorded rows and + for replayed rows.
     """
 
     what: str
@@ -58,7 +61,7 @@ class Difference:
 
     def __str__(self) -> str:
         """Return the difference for people."""
-        if self.what in ("rows", "state"):
+        if self.what in ("rows", "answers", "state"):
             return f"{self.what}: {self.recorded:g} missing, {self.replayed:g} new"
         return f"{self.what}: {self.replayed:g}, was {self.recorded:g}"
 
@@ -93,6 +96,8 @@ class Comparison:
             self.pipeline, self.replay.recorded.recording.checkpoint.query, number, batch.results.schema
         )
         found = [] if results is None else ["rows"]
+        if self._recorded_answers(batch) is not None:
+            found.append("answers")
         if self.replay.query.operator is not None:
             found.append("state")
         if number in self._metrics:
@@ -103,6 +108,7 @@ class Comparison:
         """Return how a micro-batch differs from the recorded micro-batch."""
         return [
             *self._differ_in_rows(batch),
+            *self._differ_in_answers(batch),
             *self._differ_in_state(batch),
             *self._differ_in_metrics(batch),
         ]
@@ -112,6 +118,23 @@ class Comparison:
         theirs = recorded_results(self.pipeline, query, batch.recorded.number, batch.results.schema)
         if theirs is not None:
             yield from self._differ("rows", theirs, batch.results)
+
+    def _differ_in_answers(self, batch: ReplayedBatch) -> Iterator[Difference]:
+        theirs = self._recorded_answers(batch)
+        if theirs is not None and batch.answers is not None:
+            yield from self._differ("answers", theirs, batch.answers)
+
+    def _recorded_answers(self, batch: ReplayedBatch) -> pa.Table | None:
+        """Return the published answers to a micro-batch's requests; None if they are unknown."""
+        database, recording = self.pipeline.database, self.replay.recorded.recording
+        if batch.answers is None or database is None or database.requests is None:
+            return None
+        if recording.operator is None:
+            return None
+        _, stream = request_streams(absolute_location(database.requests))
+        return recorded_answers(
+            stream, recording.checkpoint.query, batch.recorded.number, recording.operator.buckets
+        )
 
     def _differ_in_state(self, batch: ReplayedBatch) -> Iterator[Difference]:
         recording = self.replay.recorded.recording
@@ -228,6 +251,23 @@ def _rows_of_commit(path: str, query: str, batch: int) -> pa.Table | None:
     # A micro-batch without rows makes no commit.
     between = min(own, default=batch) < batch < max(own, default=batch)
     return stream.schema.empty_table() if between else None
+
+
+def recorded_answers(stream: PStream, query: str, batch: int, buckets: int) -> pa.Table | None:
+    """Return the answers that the buckets of a query published for a micro-batch; None if some are gone."""
+    writers = {answer_writer(query, bucket) for bucket in range(buckets)}
+    commits = [commit for commit in stream.log.commits if commit.writer in writers]
+    # The buckets of a micro-batch commit after all buckets of the micro-batch before.
+    is_cut = (stream.log.commits[0].offset if stream.log.commits else stream.end) > 0
+    if is_cut and (not commits or batch <= commits[0].batch):
+        return None
+    found = [stream.schema.empty_table()]
+    for commit in commits:
+        if commit.batch == batch:
+            if commit.offset < stream.start:
+                return None
+            found.append(pa.Table.from_batches(stream.read(commit.offset, commit.end), stream.schema))
+    return pa.concat_tables(found)
 
 
 def _rows_of_files(place: Path, query: str, batch: int, schema: pa.Schema) -> pa.Table | None:

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.checkpointing.files import open_files
+from penstock.checkpointing.files import absolute_location, open_files
+from penstock.checkpointing.p_stream import PStream
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline
 from penstock.dataflow.checkpoint import place_names, safe_name
-from penstock.errors import InvalidUsageError
 from penstock.jobs.local.pipeline import Places, bind_graph, parallel_of
 from penstock.jobs.replay.recording import Checkpoint, Recording
 from penstock.local_engine.builder import Builder
 from penstock.local_engine.inputs import Input
 from penstock.local_engine.operators import LocalOperator, Rows
+from penstock.procedures.requests.client import REQUESTS_PLACE
+from penstock.procedures.requests.messages import ANSWERS
 from penstock.spark_ext.border.types import as_arrow_of_spark
+from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 
-__all__ = ["ReplayedQuery", "open_query"]
+__all__ = ["HeldAnswers", "ReplayedQuery", "open_query"]
+
+
+@dataclass(slots=True)
+class HeldAnswers:
+    """Holds the answers to the requests of a micro-batch, and publishes none."""
+
+    held: list[pa.RecordBatch] = field(default_factory=list)
+
+    def publish(self, answers: pa.RecordBatch, query: str, batch: int, bucket: int) -> None:
+        """Hold the answers of a bucket."""
+        self.held.append(answers)
+
+    def take(self) -> pa.Table:
+        """Return the answers since the last call."""
+        answers, self.held = self.held, []
+        return pa.Table.from_batches(answers, ANSWERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +58,8 @@ class ReplayedQuery:
         The columns of the results.
     recording : Recording
         The checkpoint's recording of the query.
+    answers : HeldAnswers or None
+        The answers to requests, if the query answers requests.
     """
 
     inputs: Sequence[Input]
@@ -46,6 +67,7 @@ class ReplayedQuery:
     rows: Rows
     schema: pa.Schema
     recording: Recording
+    answers: HeldAnswers | None = None
 
 
 def open_query(
@@ -67,8 +89,13 @@ def open_query(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run the pipeline, or the checkpoint belongs to another pipeline.
+        If the local engine cannot run the pipeline, or the checkpoint belongs to another pipeline; also if
+        there are no requests where the pipeline has them.
     """
+    requests = None
+    if pipeline.database is not None and pipeline.database.requests is not None:
+        requests = f"{absolute_location(pipeline.database.requests).rstrip('/')}/{REQUESTS_PLACE}"
+        PStream(requests)  # a replay creates no p-stream
     elsewhere = pipeline.query.state_location
     pipeline = _without_side_effects(pipeline)
     bound = bind_graph(pipeline, document, Places())
@@ -91,11 +118,18 @@ def open_query(
         place = checkpoint.state if elsewhere is None else open_files(elsewhere)
         state = place.child(checkpoint.query).child(operator.name)
     streams = list(dict.fromkeys(reading.location for reading in builder.readings))
+    answers = None
+    transactions = None if operator is None else operator.task.operator
+    if requests is not None and operator is not None and isinstance(transactions, TransactionOperator):
+        streams.append(requests)
+        answers = HeldAnswers()
+        operator.task = replace(operator.task, operator=replace(transactions, answers=answers))
     recording = Recording(checkpoint, builder.inputs, streams, operator, state)
     if operator is not None and (stored := dict(recording.description())):
         stored[ignored] = operator.task.specification().get(ignored)
         operator.task.check_same(stored, "" if state is None else state.location)
-    return ReplayedQuery(builder.inputs, operator, made.rows, as_arrow_of_spark(made.schema), recording)
+    schema = as_arrow_of_spark(made.schema)
+    return ReplayedQuery(builder.inputs, operator, made.rows, schema, recording, answers)
 
 
 def _without_side_effects(pipeline: Pipeline) -> Pipeline:
@@ -108,10 +142,4 @@ def _without_side_effects(pipeline: Pipeline) -> Pipeline:
         section = getattr(pipeline, name)
         if getattr(section, "late_to", None) is not None:
             quiet[name] = section.model_copy(update={"late_to": None})
-    if pipeline.database is not None and pipeline.database.requests is not None:
-        raise InvalidUsageError(
-            "a replay answers no requests",
-            requests=pipeline.database.requests,
-            hint="only a pipeline without database.requests can be replayed",
-        )
     return pipeline.model_copy(update=quiet)

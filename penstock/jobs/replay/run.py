@@ -42,6 +42,8 @@ class ReplayedBatch:
         The versions of the state in the scratch location, by label.
     has_clock : bool
         Whether all readings of the clock were recorded.
+    answers : pyarrow.Table or None
+        The answers to requests, if the query answers requests.
     """
 
     recorded: RecordedBatch
@@ -49,6 +51,7 @@ class ReplayedBatch:
     metrics: BatchMetrics
     pointers: dict[int, Pointer]
     has_clock: bool
+    answers: pa.Table | None = None
 
 
 @dataclass
@@ -157,7 +160,9 @@ class Replay:
         if query.operator is not None:
             query.operator.finish()
         pointers = {} if query.operator is None else dict(query.operator.pointers)
-        return ReplayedBatch(recorded, results, BatchMetrics.merge(batch.metrics), pointers, has_clock)
+        answers = None if query.answers is None else query.answers.take()
+        metrics = BatchMetrics.merge(batch.metrics)
+        return ReplayedBatch(recorded, results, metrics, pointers, has_clock, answers)
 
 
 def _stand_still(time_us: int) -> Clock:

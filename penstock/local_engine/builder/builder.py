@@ -333,7 +333,8 @@ class Builder:
 
     def _read_requests(self, location: str, reader: str) -> Rows:
         schema = spark_schema(PStream(location).schema)
-        source = PStreamDataSource({"path": location, "reader": reader}).streamReader(schema)
+        options = {"path": location} | ({"reader": reader} if self.subscribes else {})
+        source = PStreamDataSource(options).streamReader(schema)
         return self._add(DataSourceInput(source, schema))
 
     def _run_windows(self, node: Node, steps: list[Where | Select]) -> Made:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,9 +43,11 @@ from penstock.spark_ext.sources.task_rows import TaskRows
 __all__ = [
     "REQUEST_SIDE",
     "AnswerWriter",
+    "Answers",
     "OpenRequests",
     "PlannedRequests",
     "RequestPacker",
+    "answer_writer",
     "sort_requests",
 ]
 
@@ -205,6 +208,13 @@ def sort_requests(parcels: list[pa.RecordBatch]) -> pa.RecordBatch:
     return rows.sort_by(_POSITION).drop_columns([_POSITION]).combine_chunks().to_batches()[0]
 
 
+class Answers(Protocol):
+    """Takes the answers of buckets."""
+
+    def publish(self, answers: pa.RecordBatch, query: str, batch: int, bucket: int) -> None:
+        """Take the answers of a bucket to the requests of a micro-batch."""
+
+
 @dataclass(frozen=True)
 class AnswerWriter:
     """Publishes the answers of a bucket. Made on the driver, used in workers.
@@ -228,7 +238,12 @@ class AnswerWriter:
         CorruptDataError, UnavailableError
             See `TaskRows.commit`.
         """
-        stream = self.rows.commit([answers], f"{query}-{bucket}", batch, bucket)
+        stream = self.rows.commit([answers], answer_writer(query, bucket), batch, bucket)
         if stream is not None:
             stream.subscribe(_KEPT)
             stream.trim_from(_KEPT, max(stream.end - REMEMBERED * self.buckets, stream.start))
+
+
+def answer_writer(query: str, bucket: int) -> str:
+    """Return the name under which a bucket of a query writes its answers."""
+    return f"{query}-{bucket}"

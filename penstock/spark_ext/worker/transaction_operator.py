@@ -30,7 +30,7 @@ from penstock.spark_ext.border.transaction_packing import place_rows, sort_rows
 from penstock.spark_ext.forwarding.exports import export_events, export_rows
 from penstock.spark_ext.sources.transaction_scan import PieceReader
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
-from penstock.spark_ext.worker.requests import REQUEST_SIDE, AnswerWriter, sort_requests
+from penstock.spark_ext.worker.requests import REQUEST_SIDE, Answers, sort_requests
 
 __all__ = ["TransactionOperator"]
 
@@ -62,7 +62,7 @@ class TransactionOperator:
         Reads the rows, if the parcels only have places in a p-stream.
     requests : RequestPrograms, optional
         The procedures that requests may call. Requests run before the events of their micro-batch.
-    answers : AnswerWriter, optional
+    answers : Answers, optional
         Publishes the answers to requests.
     batch : str or int, optional
         The column or size of atomic batches; see `penstock.transactions`.
@@ -82,7 +82,7 @@ class TransactionOperator:
     initial: InitialRows | None = None
     reader: PieceReader | None = None
     requests: RequestPrograms | None = None
-    answers: AnswerWriter | None = None
+    answers: Answers | None = None
     batch: str | int | None = None
     order: str = ARRIVAL
     forwarding: Forwarding | None = None
