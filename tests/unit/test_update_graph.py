@@ -10,8 +10,9 @@ import pytest
 
 from penstock.dataflow import Graph, Persist, graph
 from penstock.dataflow.nodes import Join, Materialize, Union, UpdateUnion, topological, update_time
+from penstock.dataflow.nodes.trigger import find_trigger_interval
 from penstock.errors import InvalidUsageError
-from penstock.spark_ext.graph.checks import check_runnable, find_trigger_interval, holds_back
+from penstock.spark_ext.graph.checks import check_runnable, holds_back
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})
 SHORT = pa.schema({"k": pa.string(), "t": pa.int32()})
@@ -288,5 +289,7 @@ def test_a_contract_sets_the_trigger_interval_and_is_explained() -> None:
     assert find_trigger_interval(queue.root) == "100 ms"
     assert holds_back(queue.root)
     assert "p95 fresh within gold 800 ms, other 4 s by IF(v > 3, 'gold', 'x')" in queue.plan().explain()
+    assert "on Spark every 100 ms, fixed while the query runs" in queue.plan().explain()
+    assert "trigger" not in plain.update_queue("k", "t", name="q").plan().explain()
     with pytest.raises(InvalidUsageError, match="missing"):
         plain.update_queue("k", "t", freshness=contract | {"by": "missing"})

@@ -171,7 +171,13 @@ def check_contract_of_queue(contract: FreshnessContract, semantics: str, working
             hint="use semantics='update' or 'adaptive'",
         )
     if contract.by is not None and semantics != Semantics.UPDATE:
-        raise InvalidUsageError("classes of keys need update semantics", semantics=semantics, by=contract.by)
+        raise InvalidUsageError(
+            "classes of keys need update semantics",
+            semantics=semantics,
+            by=contract.by,
+            hint="with other semantics several tuples of a key may wait, each with a class of its own; use "
+            "semantics='update', or promise the same to all keys",
+        )
     if contract.by is not None and working_copy != WorkingCopy.MEMORY:
         raise InvalidUsageError(
             "classes of keys need the working copy in memory", working_copy=working_copy, by=contract.by

@@ -47,12 +47,8 @@ __all__ = [
     "errors_named",
     "find_ansi_expressions",
     "find_stateful",
-    "find_trigger_interval",
     "holds_back",
 ]
-
-_CYCLES_PER_LIMIT = 8
-"""Number of trigger intervals in the tightest limit of a freshness contract."""
 
 
 @contextmanager
@@ -87,20 +83,6 @@ def check_runnable(root: Node) -> None:
         _refuse(node, nodes)
     for end in (root, *(node.inputs[0] for node in nodes if isinstance(node, Materialize))):
         _refuse_two_states(end)
-
-
-def find_trigger_interval(results: Node) -> str | None:
-    """Return a trigger interval that lets freshness contracts hold; None if there is no contract.
-
-    Without an interval, micro-batches run back to back, even if a later start would be early enough.
-    """
-    contracts = [
-        node.options.contract
-        for node in topological(results)
-        if isinstance(node, UpdateQueue | UpdateUnion | Window)
-    ]
-    limits_us = [contract.tightest_us for contract in contracts if contract is not None]
-    return f"{max(min(limits_us) // (_CYCLES_PER_LIMIT * 1000), 1)} ms" if limits_us else None
 
 
 def holds_back(end: Node) -> bool:
