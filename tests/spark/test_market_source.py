@@ -94,7 +94,8 @@ def test_before_spark_4_2_a_stream_begins_with_the_first_row_after_its_first_sta
     assert first.partitions(again.initialOffset(), end) == [], "the first micro-batch runs again"
 
 
-def test_offsets_of_two_start_times_are_refused(now: list[int]) -> None:
+def test_before_spark_4_2_offsets_of_two_start_times_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(market, "HAS_ADMISSION_CONTROL", False)
     start = {**reader(startTime=5).initialOffset(), "row": 7}
     source = reader()
     with pytest.raises(InvalidUsageError, match="written with another startTime of the market"):
