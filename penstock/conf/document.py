@@ -216,6 +216,12 @@ def _children(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, yam
             yield (*path, position), value, value
 
 
+_YAML_HINTS: Final = {
+    "'\\t'": "indent with spaces, not with tabs",
+    "expected <block end>": "indent all fields of a section by the same number of spaces",
+    "mapping values are not allowed": "indent all fields of a section alike, and quote values with ': '",
+}
+"""For parts of YAML's messages, what usually mends the file."""
 _BY_VALUE: Final = {("weight",)}
 """Fields whose mapping has data values as keys, not field names."""
 
@@ -272,8 +278,8 @@ def read_document(text: str, name: str) -> Document:
         mark = error.problem_mark or error.context_mark
         place = name if mark is None else f"{name}:{mark.line + 1}"
         fact = f"not YAML: {error.problem or error.context}"
-        hint = "indent with spaces, not with tabs" if "'\\t'" in fact else None
-        raise PipelineError([describe(place, (), fact, hint)]) from None
+        hints = (hint for mark, hint in _YAML_HINTS.items() if mark in fact)
+        raise PipelineError([describe(place, (), fact, next(hints, None))]) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise PipelineError(

@@ -63,6 +63,13 @@ _SINKS: Final[dict[str, type[Section]]] = {
     "memory": MemorySink,
     "noop": NoopSink,
 }
+_STORES: Final = (
+    "postgresql", "postgres", "mysql", "mariadb", "sqlite", "duckdb", "redis", "delta", "iceberg"
+)  # fmt: skip
+_HINTS_OF_SINKS: Final = {
+    **{name: f"write type: upsert, and the address in to, such as {name}://" for name in _STORES},
+    **{name: f"write type: spark and format: {name}" for name in ("csv", "json", "orc", "text", "avro")},
+}
 _UNIONS: Final = {"source": _SOURCES, "sink": _SINKS}
 _PARTS: Final[dict[FieldPath, type[Section]]] = {
     ("source", "registry"): RegistrySection,
@@ -179,7 +186,10 @@ def explain_error(error: ErrorDetails, data: dict[str, Any], root: type[BaseMode
         path = (*path, "type")
         return [(path, "is required", _explain_missing(path))]
     if kind == "union_tag_invalid":
-        return [((*path, "type"), *choice(got["type"], list(_UNIONS[str(path[-1])])))]
+        fact, hint = choice(got["type"], list(_UNIONS[str(path[-1])]))
+        if path[-1] == "sink":
+            hint = _HINTS_OF_SINKS.get(str(got["type"]).lower(), hint)
+        return [((*path, "type"), fact, hint)]
     if kind == "literal_error":
         allowed = [a or b.lower() for a, b in re.findall(r"'([^']*)'|(True|False)", context["expected"])]
         return [(path, *choice(got, allowed))]

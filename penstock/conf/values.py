@@ -186,7 +186,7 @@ def budget_of(value: Any) -> int | str | None:
         if value < 1:
             raise wrong(f"{value} is too small", "it must be at least 1; null drains the queue")
         return value
-    if isinstance(value, str):
+    if isinstance(value, str) and re.match(r"\s*[\d.]", value):
         return duration_of(value, least_us=1)
     raise wrong(
         f"{show(value)} is not a budget",

@@ -69,10 +69,15 @@ def check_pipeline(
         raise PipelineError(problems)
     from penstock.checkpointing.files.s3a import keep_s3a
     from penstock.jobs.pipelines.graph import graph_of
-    from penstock.jobs.pipelines.places import check_inputs, check_places, check_upsert
+    from penstock.jobs.pipelines.places import check_header, check_inputs, check_places, check_upsert
 
     keep_s3a({**loaded.query.spark, **(settings or {})}.items(), os.environ)
-    checks: list[Callable[[Pipeline, Document], object]] = [graph_of, check_places, check_upsert]
+    checks: list[Callable[[Pipeline, Document], object]] = [
+        graph_of,
+        check_places,
+        check_upsert,
+        check_header,
+    ]
     if loaded.engine == "local":
         if own_process and not problems and not _has_users_code(loaded):
             skip_pandas()

@@ -47,6 +47,53 @@ def problems_of(file: str, *overrides: str, inputs: bool = False) -> list[str]:
     return [text.partition(": ")[2] for text in refused.value.problems]
 
 
+@pytest.mark.parametrize(
+    ("options", "first", "wrong"),
+    [
+        ({}, "k,t\n", True),
+        ({"sep": ";"}, '"k"; t\r\n', True),
+        ({"header": True}, "k,t\n", False),
+        ({"header": False}, "k,t\n", False),
+        ({}, "k,2026-03-01T08:00:00Z\n", False),
+        ({}, "", False),
+    ],
+)
+def test_a_header_that_would_be_read_as_a_row_is_found(
+    tmp_path: Path, options: dict[str, Any], first: str, wrong: bool
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(first, newline="")
+    source = {"type": "files", "format": "csv", "path": str(tmp_path / "in"), "options": options}
+    schema = "k string, t timestamp"
+    file = written(tmp_path, {"source": source | {"schema": schema}, "queue": {"key": "k", "time": "t"}})
+    if wrong:
+        hint = "set source.options to {header: true}"
+        expected = f"source.path: the first line of {tmp_path / 'in' / 'a.csv'} is a header. Hint: {hint}."
+        assert problems_of(file) == [expected]
+        assert problems_of(file, "source.schema=k text") == [
+            text for text in problems_of(file, "source.schema=k text") if "source.schema" in text
+        ]
+    else:
+        check_pipeline(file, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"sink": {"type": "postgres"}}, "write type: upsert, and the address in to, such as postgres://."),
+        ({"sink": {"type": "csv"}}, "write type: spark and format: csv."),
+        (
+            {"queue": {"key": "symbol", "time": "time", "budget": "fifty"}},
+            "queue.budget: 'fifty' is not a budget. "
+            "Hint: write a number of rows, a duration such as '800ms', or null to drain.",
+        ),
+    ],
+)
+def test_hints_name_what_is_meant(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    (found,) = problems_of(written(tmp_path, changes))
+    assert found.endswith(problem)
+
+
 def test_no_mistake_hides_another(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     file = written(

@@ -132,8 +132,14 @@ def test_a_queue_may_stand_before_a_window() -> None:
             "window.time: the time of a window is neither a timestamp nor an integer with a unit",
         ),
         (["persist={other: always}"], "persist: persist names no operator"),
-        (["source.schema=a VARIANT"], "source: the schema is wrong: 'VARIANT' is where a type should be"),
-        (["source.schema=a STRING b"], "source: the schema is wrong: 'b' is where ',' or the end should be"),
+        (
+            ["source.schema=a VARIANT"],
+            "source.schema: the schema is wrong: 'VARIANT' is where a type should be",
+        ),
+        (
+            ["source.schema=a STRING b"],
+            "source.schema: the schema is wrong: 'b' is where ',' or the end should be",
+        ),
         (["queue={key: catgory, time: seconds}"], "queue: there is no column 'catgory'"),
     ],
 )

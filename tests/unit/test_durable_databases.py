@@ -263,7 +263,10 @@ def test_an_error_of_a_value_names_its_column_and_not_the_value() -> None:
     db = bank().open()
     with pytest.raises(InvalidUsageError) as caught:
         db.call("move", source=1, target="secret", amount=2, note="lost")
-    assert str(caught.value) == "a column does not fit: of=move column=target type=string declared=bigint."
+    assert str(caught.value) == (
+        "a column does not fit: of=move column=target type=string declared=bigint. "
+        "Hint: pass values of bigint."
+    )
     with pytest.raises(InvalidUsageError, match=r"a column does not fit: of=accounts column=balance\.$"):
         db.load("accounts", {"id": [1], "balance": [object()]})
     with pytest.raises(InvalidUsageError, match="column=id reason=it has nulls where none may be"):

@@ -589,6 +589,9 @@ def test_missing_sections_are_named(load: Loader) -> None:
     ]
 
 
+INDENTED_ALIKE = "indent all fields of a section alike, and quote values with ': '."
+
+
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
@@ -610,7 +613,14 @@ def test_missing_sections_are_named(load: Loader) -> None:
                 "Hint: indent with spaces, not with tabs."
             ],
         ),
-        ("a: b: c\n", ["p.yaml:1: not YAML: mapping values are not allowed here."]),
+        ("a: b: c\n", ["p.yaml:1: not YAML: mapping values are not allowed here. Hint: " + INDENTED_ALIKE]),
+        (
+            "a:\n  b: 1\n c: 2\n",
+            [
+                "p.yaml:3: not YAML: expected <block end>, but found '<block mapping start>'. "
+                "Hint: indent all fields of a section by the same number of spaces."
+            ],
+        ),
         ("a: 1\n---\nb: 2\n", ["p.yaml:2: not YAML: but found another document."]),
         (
             "a: 1\nb: !secret x\n",

@@ -208,7 +208,7 @@ class _Builder:
         """Return a source, and the filter and the projection that follow it."""
         with self._field(*path, "source"):
             kind, options = _kind_of(section.source)
-            columns = self.binding.columns(name, section.source)
+            columns = self._columns(name, section.source, *path, "source")
             rejects_to = getattr(section.source, "reject_to", None)
             flow = graph(self.pipeline.query.name).source(
                 name, columns, kind=kind, options=options, rejects_to=rejects_to
@@ -221,6 +221,11 @@ class _Builder:
             with self._field(*path, "projection"):
                 flow = flow.select(*section.projection, name=f"{prefix}projection")
         return flow
+
+    def _columns(self, name: str, source: Source, *path: str) -> pa.Schema:
+        schema = (*path, "schema")
+        with self._field(*(schema if schema in self.document.places else path)):
+            return self.binding.columns(name, source)
 
     def _queue_options(self, queue: Queue) -> dict[str, Any]:
         apply = None if queue.apply is None else self.binding.function(queue.apply)

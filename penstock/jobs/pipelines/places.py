@@ -13,6 +13,7 @@ from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline, PStreamSi
 from penstock.errors import InvalidUsageError
 
 __all__ = [
+    "check_header",
     "check_inputs",
     "check_places",
     "check_upsert",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 _ELSEWHERE: Final = ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR")
+_LONGEST_HEADER: Final = 65_536
+"""The most characters of a file that are compared with the names of columns."""
 
 
 def check_places(pipeline: Pipeline, document: Document) -> None:
@@ -119,6 +122,38 @@ def missing_inputs(pipeline: Pipeline, document: Document) -> list[str]:
         for path, location in read_places(pipeline)
         if not Path(location).exists()
     ]
+
+
+def check_header(pipeline: Pipeline, document: Document) -> None:
+    """Check that no header of CSV files is read as a row.
+
+    Raises
+    ------
+    PipelineError
+        If the first line of the first file names the columns, and no option says whether it is a header.
+    """
+    source, path = pipeline.source, ("source", "path")
+    if not isinstance(source, FilesSource) or source.format != "csv" or source.columns is None:
+        return
+    options = {name.lower(): text for name, text in source.options.items()}
+    if "header" in options or (path, source.path) not in read_places(pipeline) or _is_on_cluster():
+        return
+    from penstock.ddl import parse_schema  # few pipelines read CSV
+
+    place = Path(source.path)
+    file = next((one for one in sorted(place.iterdir()) if one.is_file()), None) if place.is_dir() else place
+    if file is None or not file.is_file():
+        return
+    separator = options.get("sep", options.get("delimiter", ","))
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        names = [name.strip(' "\n') for name in lines.readline(_LONGEST_HEADER).split(separator)]
+    try:
+        declared = parse_schema(source.columns).names
+    except InvalidUsageError:
+        return  # another check reports it
+    if names == declared:
+        fact, hint = f"the first line of {file} is a header", "set source.options to {header: true}"
+        raise PipelineError([describe(document.place(path), path, fact, hint)])
 
 
 def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool]]:

@@ -80,7 +80,9 @@ def _find_misfit(columns: list[Any], schema: pa.Schema) -> dict[str, Any]:
         try:
             column.cast(field.type)
         except pa.ArrowException:
-            return {"column": field.name, "type": type_text(column.type), "declared": type_text(field.type)}
+            given, declared = type_text(column.type), type_text(field.type)
+            hint = f"pass values of {declared}"
+            return {"column": field.name, "type": given, "declared": declared, "hint": hint}
     return {}
 
 
