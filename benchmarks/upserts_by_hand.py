@@ -80,7 +80,7 @@ def sqlite(to: str) -> Write:
     """Write each update, with a guard by time."""
 
     def write(rows: pa.Table) -> None:
-        with sqlite3.connect(to.removeprefix("sqlite:///")) as connection:
+        with closing(sqlite3.connect(to.removeprefix("sqlite:///"))) as connection, connection:
             connection.executemany(UPSERT.format(marks="?, ?, ?, ?"), _rows(rows))
 
     return write

@@ -6,6 +6,7 @@ import datetime as dt
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Store:
         return getattr(self, f"_{self.kind}")(schema)
 
     def _sqlite(self, schema: pa.Schema) -> list[dict[str, Any]]:
-        with sqlite3.connect(self.place / "s.db") as connection:
+        with closing(sqlite3.connect(self.place / "s.db")) as connection:
             rows = connection.execute(f"SELECT {', '.join(schema.names)} FROM {self.table}").fetchall()
         return [dict(zip(schema.names, row, strict=True)) for row in rows]
 

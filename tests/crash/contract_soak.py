@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -360,7 +361,7 @@ class _Soak:
     def _report(self) -> tuple[list[str], bool]:
         breaches = find_breaches(self._ticks, self._reports)
         missed = [one for one in breaches if not one.is_excused()]
-        with sqlite3.connect(self._place / "table.db") as connection:
+        with closing(sqlite3.connect(self._place / "table.db")) as connection:
             table = dict(connection.execute("SELECT k, t FROM newest").fetchall())
         wrong = sum(table.get(key) != one for key, one in self._newest.items())
         (memory, disk), (memory_later, disk_later) = self._peaks

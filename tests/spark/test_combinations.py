@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ def to_function(run: Run) -> Sink:
 
 def to_table(run: Run) -> Sink:
     def read() -> list[Row]:
-        with sqlite3.connect(run.place("out")) as connection:
+        with closing(sqlite3.connect(run.place("out"))) as connection:
             return list(connection.execute("SELECT k, t, v FROM newest"))
 
     to = {"to": f"sqlite:///{run.place('out')}", "table": "newest", "create": True}

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ def test_upserts_keep_a_table_up_to_date(remote: SparkSession, tmp_path: Path) -
         writer = writer.option("checkpointLocation", str(place.checkpoint)).trigger(availableNow=True)
         totals = penstock.run(writer, on_batch=lambda batch: None)
         assert totals.rows_in == len(rows)
-    with sqlite3.connect(file) as connection:
+    with closing(sqlite3.connect(file)) as connection:
         assert sorted(connection.execute("SELECT k, t, v FROM newest")) == [*NEWEST, ("c", 1, 4.0)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def test_a_table_behind_a_join_loses_the_matches_that_a_side_deletes(
                 values = [{"k": r.key, "t": r.time, "v": -1 if r.deletes else r.value} for r in rows]
                 side.add(pa.Table.from_pylist(values, kinds))
         start()
-    with sqlite3.connect(tmp_path / "pairs.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "pairs.db")) as connection:
         found = {key: values for key, *values in connection.execute("SELECT k, t, a, b FROM pairs")}
     assert {key: tuple(values) for key, values in found.items()} == table
     assert 0 < len(table) < 6

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def test_a_pipeline_that_decodes_late_takes_turns(
             assert totals.bad_records == 1
     rows = {}
     for name in turns:
-        with sqlite3.connect(stores[name].removeprefix("sqlite:///")) as store:
+        with closing(sqlite3.connect(stores[name].removeprefix("sqlite:///"))) as store:
             rows[name] = store.execute("SELECT * FROM t ORDER BY kafka_key").fetchall()
     assert rows["turns"] == rows["spark"]
     assert len(rows["spark"]) == 11

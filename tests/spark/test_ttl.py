@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_a_table_loses_the_keys_that_are_deleted_or_silent(spark: SparkSession, 
             queue, to=to, table="live", key="k", time="t", delete_when="gone", create=True
         )
         penstock.run(writer.option("checkpointLocation", str(place.checkpoint)).trigger(availableNow=True))
-    with sqlite3.connect(tmp_path / "live.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "live.db")) as connection:
         found = {key: (time, value) for key, time, value in connection.execute("SELECT k, t, v FROM live")}
     assert found == table
 

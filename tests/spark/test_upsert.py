@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_deletes_may_be_a_column_of_spark_or_a_flag_in_any_case(spark: SparkSess
             create=True,
         )
         penstock.run(writer.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True))
-        with sqlite3.connect(tmp_path / f"{name}.db") as connection:
+        with closing(sqlite3.connect(tmp_path / f"{name}.db")) as connection:
             assert connection.execute("SELECT * FROM t").fetchall() == stored
 
 
@@ -121,7 +122,7 @@ def test_a_pipeline_keeps_a_table_with_the_key_and_time_of_its_queue(
         "query": {"trigger": "available_now", "checkpoint": str(tmp_path / "checkpoint")},
     }
     run_to_end(Pipeline.model_validate(pipeline))
-    with sqlite3.connect(tmp_path / "prices.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "prices.db")) as connection:
         assert sorted(connection.execute("SELECT k, t, v FROM prices")) == [("a", 3, 3.0), ("b", 2, 2.0)]
     window = {"window": {"time": "t", "unit": "s", "size": "1 s"}, "aggregates": {"n": "count(*)"}}
     with pytest.raises(ValueError, match=r"sink.key: is required without a queue"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def pipeline(place: Place, **sections: Any) -> Pipeline:
 
 def table_and_expired(place: Place) -> tuple[dict[str, Any], int]:
     """Return the rows of the table by key, and how many keys have left the state."""
-    with sqlite3.connect(place.directory / "windows.db") as connection:
+    with closing(sqlite3.connect(place.directory / "windows.db")) as connection:
         rows = connection.execute("SELECT k || '/' || part, n, total FROM live").fetchall()
     told = [json.loads(line) for line in (place.directory / "metrics.jsonl").read_text().splitlines()]
     return {row[0]: row[1:] for row in rows}, sum(one["expired"] for one in told)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -403,7 +404,7 @@ def test_an_upsert_keeps_a_table_up_to_date(tmp_path: Path) -> None:
         "delete_when": "v < 10",
     }  # fmt: skip
     run_to_end(pipeline(tmp_path, queue=QUEUE, sink=sink))
-    with sqlite3.connect(tmp_path / "t.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "t.db")) as connection:
         found = connection.execute("SELECT k, t, v FROM newest ORDER BY k").fetchall()
     assert found == [row for row in newest(rows) if row[2] >= 10]
 

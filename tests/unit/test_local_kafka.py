@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_only_records_that_leave_a_queue_are_decoded_with_the_same_results(
         checked = Pipeline.model_validate(given | sections)
         assert checked.decodes_late is not bool(sections)
         totals = run_to_end(checked)
-        with sqlite3.connect(tmp_path / f"{name}.db") as store:
+        with closing(sqlite3.connect(tmp_path / f"{name}.db")) as store:
             rows = store.execute("SELECT * FROM t ORDER BY kafka_key").fetchall()
         return rows, totals.bad_records, sum(decoded)
 
