@@ -7,7 +7,8 @@ kernels compiled before. Latency: rows of the market arrive at a fixed rate and 
 It ends when the results of the micro-batch are in the sink, with the state of the queue durable. Every tuple
 counts, whether a newer one of its key replaces it or not.
 
-``--starts 0 --rates`` (no rate) measures only the CPU of micro-batches.
+``--starts 0 --rates`` (no rate) measures only micro-batches: their CPU time, and in turns the time of the
+sink if each file is synced on its own, or all files at once.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import REPOSITORY, machine, print_and_save, scratch
 from penstock._clock import monotonic_s, now_us
+from penstock._durable.file_system import FileSystem
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.local.pipeline import Places, open_pipeline
 from penstock.local_engine.outputs import Output, PStreamOutput
+from penstock.local_engine.start import LocalGraph
 from penstock.market import Market
 
 __all__ = ["report"]
@@ -40,6 +45,7 @@ RESULT = REPOSITORY / "benchmarks" / "results" / "local_engine.txt"
 SINKS = ("memory", "pstream")
 WARM_UP_S = 5.0
 STEP_ROWS = 2_000
+WARM_UP_STEPS = 50
 
 
 @dataclass
@@ -48,11 +54,14 @@ class _Timed:
 
     into: Output | None = None
     at_us: dict[int, int] = field(default_factory=dict)
+    took_ms: list[float] = field(default_factory=list)
 
     def write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> None:
         batches = list(rows)
+        begin = monotonic_s()
         if self.into is not None:
             self.into.write(iter(batches), query, batch)
+        self.took_ms.append(1000 * (monotonic_s() - begin))
         self.at_us[batch] = now_us()
 
 
@@ -105,8 +114,8 @@ def latency(
     }
 
 
-def step_cpu_ms(place: Path, sink: str, steps: int = 100) -> tuple[float, float]:
-    """Return the CPU time of a micro-batch of `STEP_ROWS` tuples: of its thread and of the process, in ms."""
+def _stepped(place: Path, sink: str, step_rows: int) -> tuple[LocalGraph, _Timed]:
+    """Open a pipeline whose micro-batches have a fixed number of rows."""
     timed = _Timed()
 
     def output(schema: Any, checkpoint: str) -> Output:
@@ -116,19 +125,48 @@ def step_cpu_ms(place: Path, sink: str, steps: int = 100) -> tuple[float, float]
 
     source = {
         "type": "market", "rows_per_second": 100_000, "real_time": False,
-        "max_rows_per_trigger": STEP_ROWS, "start_time": "2026-01-01T00:00:00Z",
+        "max_rows_per_trigger": step_rows, "start_time": "2026-01-01T00:00:00Z",
     }  # fmt: skip
     document = _pipeline(place, 1).model_dump(mode="json", by_alias=True, exclude_unset=True)
     running = open_pipeline(
         Pipeline.model_validate(document | {"source": source}), places=Places(output=output)
     )
-    for _ in range(steps // 2):  # compiles, and fills the queue
+    for _ in range(WARM_UP_STEPS):  # compiles, and fills the queue
         running.step()
+    return running, timed
+
+
+def step_cpu_ms(place: Path, sink: str, steps: int = 100) -> tuple[float, float]:
+    """Return the CPU time of a micro-batch of `STEP_ROWS` tuples: of its thread and of the process, in ms."""
+    running, _ = _stepped(place, sink, STEP_ROWS)
     thread_s, process_s = time.thread_time(), time.process_time()
     for _ in range(steps):
         running.step()
     ended = time.thread_time() - thread_s, time.process_time() - process_s
     return 1000 * ended[0] / steps, 1000 * ended[1] / steps
+
+
+def sync_designs(steps: int = 200) -> Iterator[str]:
+    """Yield the times of micro-batches into a p-stream by the way of their syncs; designs take turns."""
+    syncs = {"each file": False, "all at once": True}
+    with ExitStack() as stack:
+        places = {name: Path(stack.enter_context(scratch("local"))) for name in [*syncs, "memory"]}
+        runs = {}
+        for name, place in places.items():
+            sink = "pstream" if name in syncs else "memory"
+            with mock.patch.object(FileSystem, "syncs_all", syncs.get(name, False)):
+                runs[name] = (*_stepped(place, sink, STEP_ROWS), list[float]())
+        for _ in range(steps):
+            for running, _, all_ms in runs.values():
+                begin = monotonic_s()
+                running.step()
+                all_ms.append(1000 * (monotonic_s() - begin))
+        for name, (_, timed, all_ms) in runs.items():
+            taken = [
+                "  ".join(f"p{share} {np.percentile(some, share):.1f}" for share in (25, 50, 90))
+                for some in (all_ms, timed.took_ms[-steps:])
+            ]
+            yield f"{name:>12}  micro-batch {taken[0]}" + (f"  sink {taken[1]}" if name in syncs else "")
 
 
 def first_row_s(place: Path) -> float:
@@ -179,6 +217,8 @@ def report(seconds: float, rates: Sequence[int], starts: int) -> Iterator[str]:
         with scratch("local") as name:
             thread_ms, process_ms = step_cpu_ms(Path(name), sink)
         yield f"sink {sink}  its thread {thread_ms:.1f}  all threads {process_ms:.1f}"
+    yield f"time of a micro-batch of {STEP_ROWS:,} tuples in ms, by syncs of the p-stream's sink, in turns"
+    yield from sync_designs()
     yield f"load average after: {os.getloadavg()[0]:.1f}"
 
 

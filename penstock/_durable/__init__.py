@@ -12,7 +12,7 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from penstock._clock import new_id
@@ -21,18 +21,25 @@ from penstock._failpoints import failpoint
 from penstock.errors import ConflictError, UnavailableError
 
 __all__ = [
+    "create",
     "delete",
     "delete_tree",
     "make_directory",
     "publish",
     "read",
     "replace",
+    "sync_descriptor",
     "sync_everything",
     "sync_file_system",
 ]
 
 
-def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -> None:
+def publish(
+    path: Path,
+    *content: bytes | memoryview,
+    direct_io: bool = False,
+    sync: Callable[[], None] | None = None,
+) -> None:
     """Create `path` durably with the pieces of `content`, in order.
 
     Steps: 1. write a temporary file, 2. sync it, 3. link it under its name, 4. sync the directory.
@@ -45,6 +52,8 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
         The new content.
     direct_io : bool
         Whether to write the file by direct I/O, which bypasses the page cache.
+    sync : callable, optional
+        Syncs the file system in step 2, and so all other files as well; see `FileSystem`.
 
     Raises
     ------
@@ -57,7 +66,9 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
     temporary = path.parent / f".{path.name}.{new_id()}.tmp"
     failpoint("state.before_write")
     try:
-        _write_synced(temporary, [memoryview(piece).cast("B") for piece in content], direct_io)
+        _write_file(temporary, content, direct_io, synced=sync is None)
+        if sync is not None:
+            sync()
         failpoint("state.after_fsync")
         os.link(temporary, path)
         temporary.unlink()
@@ -65,6 +76,9 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
     except FileExistsError as error:
         _forget(temporary)
         raise ConflictError("the file exists already", file=path) from error
+    except UnavailableError:
+        _forget(temporary)
+        raise
     except OSError as error:
         _forget(temporary)
         hint = _direct_io_hint(error, direct_io) or "check space and permissions"
@@ -72,7 +86,30 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
     failpoint("state.after_publish")
 
 
-def _write_synced(path: Path, content: list[memoryview], direct_io: bool) -> None:
+def create(path: Path, *content: bytes | memoryview, direct_io: bool = False) -> None:
+    """Create `path` without a sync. A crash may leave a part of the file.
+
+    No durable file may name `path` before a sync of the file system; see `FileSystem`.
+
+    Raises
+    ------
+    ConflictError
+        If `path` exists already.
+    UnavailableError
+        If the file system refuses.
+    """
+    failpoint("state.before_write")
+    try:
+        _write_file(path, content, direct_io, synced=False)
+    except FileExistsError as error:
+        raise ConflictError("the file exists already", file=path) from error
+    except OSError as error:
+        _forget(path)
+        hint = _direct_io_hint(error, direct_io) or "check space and permissions"
+        raise UnavailableError("cannot write state", file=path, reason=error.strerror, hint=hint) from error
+
+
+def _write_file(path: Path, content: Iterable[bytes | memoryview], direct_io: bool, *, synced: bool) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     write: Callable[[int, list[memoryview]], None]
     if direct_io:
@@ -80,9 +117,10 @@ def _write_synced(path: Path, content: list[memoryview], direct_io: bool) -> Non
     else:
         descriptor, write = os.open(path, flags, 0o600), _write
     try:
-        write(descriptor, content)
+        write(descriptor, [memoryview(piece).cast("B") for piece in content])
         failpoint("state.after_write")
-        os.fsync(descriptor)
+        if synced:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -194,21 +232,25 @@ def sync_file_system(path: Path) -> None:
     UnavailableError
         If the file system refuses.
     """
-    sync = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    if sync is None:  # only Linux has this call
-        sync_everything()
-        return
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            if sync(descriptor) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+            sync_descriptor(descriptor)
         finally:
             os.close(descriptor)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise UnavailableError("cannot sync a file system", path=path, reason=error.strerror) from error
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Make durable all writes so far to the file system of an open file; raise an `OSError` if it fails."""
+    sync = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if sync is None:  # only Linux has this call
+        sync_everything()
+    elif sync(descriptor) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def sync_everything() -> None:

@@ -134,7 +134,7 @@ class PStreamOutput:
 
     def __init__(self, options: Mapping[str, str], schema: StructType, checkpoint: str) -> None:
         parsed = WriteOptions.parse({**options, "checkpointLocation": checkpoint})
-        self._writer = StreamWriter(parsed, schema, overwrite=False)
+        self._writer = StreamWriter(parsed, schema, overwrite=False, in_one_process=True)
 
     def write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> None:
         """See `Output.write`."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.local_engine import SINKS, first_row_s, latency, step_cpu_ms
+from benchmarks.local_engine import SINKS, first_row_s, latency, step_cpu_ms, sync_designs
 
 
 @pytest.mark.parametrize("sink", SINKS)
@@ -25,3 +25,14 @@ def test_a_micro_batch_has_a_time_of_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_process_prints_its_first_row(tmp_path: Path) -> None:
     assert 0 < first_row_s(tmp_path) < 120
+
+
+@pytest.mark.long
+def test_micro_batches_are_timed_by_the_way_of_their_syncs() -> None:
+    lines = list(sync_designs(steps=3))
+    assert [line.split("  micro-batch ")[0].strip() for line in lines] == [
+        "each file",
+        "all at once",
+        "memory",
+    ]
+    assert ["sink" in line for line in lines] == [True, True, False]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock import _durable
@@ -25,10 +26,16 @@ class LocalFiles:
         The directory.
     direct_io : bool
         Whether files are written, and parts of them read, by direct I/O, which bypasses the page cache.
+    sync : callable, optional
+        Syncs the file system in place of each new file.
+    late : bool
+        Whether new files are durable only after a later sync of the file system.
     """
 
     directory: Path
     direct_io: bool = False
+    sync: Callable[[], None] | None = None
+    late: bool = False
 
     @property
     def location(self) -> str:
@@ -39,7 +46,10 @@ class LocalFiles:
         """Create the file `name`; see `Files.publish`."""
         path, views = self.directory / check_name(name), bytes_of(content)
         _durable.make_directory(self.directory)
-        _durable.publish(path, *views, direct_io=self.direct_io)
+        if self.late:
+            _durable.create(path, *views, direct_io=self.direct_io)
+        else:
+            _durable.publish(path, *views, direct_io=self.direct_io, sync=self.sync)
 
     def read(self, name: str) -> Content:
         """Return the content of the file `name`; see `Files.read`."""
@@ -65,7 +75,7 @@ class LocalFiles:
 
     def child(self, name: str) -> LocalFiles:
         """Return the directory `name` below this directory; see `Files.child`."""
-        return LocalFiles(self.directory / check_name(name), self.direct_io)
+        return replace(self, directory=self.directory / check_name(name))
 
     def path_of(self, name: str) -> str:
         """Return the file's path; see `Files.path_of`."""

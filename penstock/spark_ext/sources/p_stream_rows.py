@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from penstock._failpoints import failpoint
-from penstock.checkpointing.files import Files
+from penstock.checkpointing.files import Files, LocalFiles
 from penstock.checkpointing.p_stream import Coder, PStream, Segment, SegmentWriter
 from penstock.checkpointing.p_stream.log_record import Unit
 from penstock.checkpointing.p_stream.segments import writer_of
@@ -66,14 +66,25 @@ def open_stream(options: WriteOptions, schema: StructType, *, overwrite: bool = 
 
 
 class SegmentRows:
-    """Writes a task's rows. Made on the driver, used in workers by one task at a time."""
+    """Writes a task's rows. Made on the driver, used in workers by one task at a time.
 
-    def __init__(self, options: WriteOptions, stream: PStream) -> None:
+    Parameters
+    ----------
+    options : WriteOptions
+        The options of the sink.
+    stream : PStream
+        The p-stream.
+    late : bool
+        Whether the rows are durable only after a sync of the file system, before their commit.
+    """
+
+    def __init__(self, options: WriteOptions, stream: PStream, *, late: bool = False) -> None:
         self._goal = options.goal
         self._unit_rows = options.unit_rows
         self._identity = stream.identity
         self._schema: pa.Schema = stream.schema
-        self._segments: Files = stream.segments
+        files = stream.segments
+        self._segments: Files = replace(files, late=True) if late and isinstance(files, LocalFiles) else files
         self._update_log = stream.update_log
 
     def write(

@@ -13,12 +13,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock._clock import new_id
+from penstock._durable.file_system import FileSystem
 from penstock._failpoints import failpoint
+from penstock.checkpointing.files import Files, LocalFiles, open_files
 from penstock.checkpointing.p_stream import PStream, Segment
 from penstock.checkpointing.p_stream.log_record import WriterState
 from penstock.checkpointing.p_stream.segments import pieces, read_blocks
 from penstock.checkpointing.p_stream.update_log.background import compact_if_due
-from penstock.checkpointing.spark_checkpoint import make_durable, plan_of
+from penstock.checkpointing.spark_checkpoint import local_path, make_durable, plan_of
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.spark_ext.border.spark_versions import DataSourceStreamArrowWriter, check_stream_columns
 from penstock.spark_ext.border.types import check_same
@@ -75,6 +77,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         The DataFrame's columns.
     overwrite : bool
         Whether Spark asks to replace the rows; refused.
+    in_one_process : bool
+        Whether the process that commits also writes the rows. Then one sync makes the rows, the checkpoint
+        and the entry of the log durable, if all are on one file system that supports this.
 
     Raises
     ------
@@ -82,18 +87,24 @@ class StreamWriter(DataSourceStreamArrowWriter):
         If an option is wrong, or the columns differ from the p-stream's.
     """
 
-    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(
+        self, options: WriteOptions, schema: StructType, *, overwrite: bool, in_one_process: bool = False
+    ) -> None:
         if options.batch is not None:
             raise InvalidUsageError("the option batch is only for batch writes", option="batch")
         self._options = options
         self.schema = schema
         self._rows: SegmentRows | None = None
         self._stream: PStream | None = None
+        self._file_system: FileSystem | None = None
         if options.descriptors:
             check_same(schema, DESCRIPTORS, options.path)
         else:
             check_stream_columns(schema)
-            self._rows = SegmentRows(options, open_stream(options, schema, overwrite=overwrite))
+            stream = open_stream(options, schema, overwrite=overwrite)
+            if in_one_process:
+                self._file_system = _shared_file_system(stream.files, options.checkpoint)
+            self._rows = SegmentRows(options, stream, late=self._file_system is not None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Make a task's rows durable, invisible before the commit; or read their descriptors."""
@@ -127,7 +138,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         writer, query = written[0].writer, written[0].query
         stream = self._open()
         state = stream.log.writers.get(writer)
-        if state is None or batchId > state.batch:
+        if self._file_system is None and (state is None or batchId > state.batch):
             make_durable(self._options.checkpoint)
         state = state or stream.log.begin(writer, query)
         if state.session != query:
@@ -160,13 +171,26 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def _open(self) -> PStream:
         """Return the p-stream with its newest log. Spark commits each micro-batch in a new process."""
         if self._stream is None:
-            self._stream = PStream(self._options.path)
+            files = open_files(self._options.path)
+            if self._file_system is not None and isinstance(files, LocalFiles):
+                self._stream = PStream(replace(files, sync=self._file_system.sync))
+            else:
+                self._stream = PStream(self._options.path)
         else:
             self._stream.log.refresh()
         return self._stream
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Leave the written files: the batch may run again, and a later sweep deletes the files."""
+
+
+def _shared_file_system(files: Files, checkpoint: str | None) -> FileSystem | None:
+    """Return the file system that has the p-stream and the checkpoint, if its syncs cover all files."""
+    path = None if checkpoint is None else local_path(checkpoint)
+    if path is None or not path.is_dir() or not isinstance(files, LocalFiles):
+        return None
+    found = FileSystem(files.directory)
+    return found if found.syncs_all and found.has(path) else None
 
 
 def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options: WriteOptions) -> None:

@@ -1,0 +1,149 @@
+"""One sync makes the rows, the plan and the log entry of a local micro-batch durable."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock import _durable
+from penstock._durable.file_system import FileSystem
+from penstock.checkpointing.files import LocalFiles
+from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.conf.pipeline import Pipeline
+from penstock.errors import ConflictError, UnavailableError
+from penstock.jobs.pipelines.run import run_to_end
+from penstock.spark_ext.sources import p_stream_sink
+
+ROWS = pa.table({"k": ["a", "b", "a", "c"], "t": [1, 2, 3, 4]})
+
+
+def pipeline(place: Path) -> Pipeline:
+    with PStreamWriter(place / "in", ROWS.schema, threads=1) as writer:
+        writer.append(ROWS)
+    return Pipeline.model_validate(
+        {
+            "engine": "local",
+            "source": {"type": "pstream", "path": str(place / "in"), "max_rows_per_trigger": 2},
+            "queue": {"key": "k", "time": "t"},
+            "sink": {"type": "pstream", "path": str(place / "out")},
+            "query": {"trigger": "available_now", "checkpoint": str(place / "checkpoint")},
+        }
+    )
+
+
+def sizes(place: Path) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in place.rglob("*") if path.is_file()}
+
+
+def test_an_entry_gets_its_name_after_a_sync_of_all_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileSystem, "syncs_all", True)
+    job = pipeline(tmp_path)
+    synced: list[dict[Path, int]] = []
+    entries: list[Path] = []
+    query = tmp_path / "checkpoint" / "queries" / "results"
+    link, sync = os.link, FileSystem.sync
+
+    def noted_sync(own: FileSystem) -> None:
+        sync(own)
+        synced.append(sizes(tmp_path))
+
+    monkeypatch.setattr(FileSystem, "sync", noted_sync)
+
+    def checked_link(source: Path, name: Path) -> None:
+        if name.parent == tmp_path / "out" / "log":
+            batch, durable = len(entries) - 1, synced[-1]
+            entries.append(name)
+            assert source in durable
+            plans = {query / "offsets" / str(batch)} if batch >= 0 else set[Path]()
+            commits = {query / "commits" / str(batch - 1)} if batch >= 1 else set[Path]()
+            assert plans | commits <= durable.keys()
+            segments = sizes(tmp_path / "out" / "segments")
+            assert len(segments) == max(batch, 0) + 1
+            assert segments.items() <= durable.items()
+        link(source, name)
+
+    monkeypatch.setattr(os, "link", checked_link)
+    run_to_end(job)
+    assert len(entries) == 3, "the begin of the session and two micro-batches"
+    assert len(synced) == 3, "one sync for each entry"
+    assert PStream(tmp_path / "out").end == 4
+
+
+@pytest.mark.parametrize("reason", ["kind", "checkpoint elsewhere"])
+def test_elsewhere_each_file_and_the_checkpoint_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(FileSystem, "syncs_all", reason != "kind")
+    if reason != "kind":
+        monkeypatch.setattr(FileSystem, "has", lambda *_: False)
+    made: list[Any] = []
+    monkeypatch.setattr(p_stream_sink, "make_durable", made.append)
+    monkeypatch.setattr(_durable, "create", lambda *_, **__: pytest.fail("a file without a sync"))
+    run_to_end(pipeline(tmp_path))
+    assert len(made) == 2
+    assert PStream(tmp_path / "out").end == 4
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "kind", "expected"),
+    [
+        ("Linux", "6.1.0-13-amd64", "ext4", True),
+        ("Linux", "6.1.0-13-amd64", "fuse.sshfs", False),
+        ("Linux", "6.1.0-13-amd64", None, False),
+        ("Linux", "5.8", "xfs", True),
+        ("Linux", "5.4.0", "ext4", False),
+        ("Darwin", "23.1.0", "ext4", False),
+    ],
+)
+def test_only_some_file_systems_sync_all_files_and_report_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, release: str, kind: str, expected: bool
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.release", lambda: release)
+    monkeypatch.setattr(FileSystem, "_kind", lambda _: kind)
+    assert FileSystem(tmp_path).syncs_all is expected
+
+
+def test_the_kind_of_a_file_system_is_that_of_its_mount(tmp_path: Path) -> None:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    kinds = {line.partition(" - ")[2].split()[0] for line in lines}
+    assert FileSystem(tmp_path)._kind() in kinds
+    assert FileSystem(Path("/proc"))._kind() == "proc"
+    assert FileSystem(tmp_path).has(tmp_path)
+    assert not FileSystem(tmp_path).has(Path("/proc"))
+
+
+def test_a_failed_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(_durable, "sync_descriptor", refuse)
+    files = LocalFiles(tmp_path, sync=FileSystem(tmp_path).sync)
+    with pytest.raises(UnavailableError, match="cannot sync a file system"):
+        files.publish("entry", b"content")
+    assert list(tmp_path.iterdir()) == [], "no name, and no temporary file"
+
+
+def test_a_late_file_is_whole_private_and_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = LocalFiles(tmp_path, late=True)
+    files.publish("one", b"some ", b"content")
+    assert (tmp_path / "one").read_bytes() == b"some content"
+    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ConflictError):
+        files.publish("one", b"other")
+    assert (tmp_path / "one").read_bytes() == b"some content"
+
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", refuse)
+    with pytest.raises(UnavailableError):
+        files.publish("two", b"content")
+    assert not (tmp_path / "two").exists()
