@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from benchmarks import index_rules
 from penstock.checkpointing.fields import Fields
 from penstock.errors import InternalError
 from penstock.operators.queues.update_queue import UpdateQueue
@@ -201,3 +202,20 @@ def test_keys_alone_are_as_stale_as_keys_with_tuples(policy: Policy) -> None:
     alone = simulate_keys(new_scheduler(policy, weighted=False), trace, cost_us, np.ones(5))
     # Without tuples, the first tenth of the run does not count.
     assert alone == pytest.approx(outcome.queue_updates, rel=0.1)
+
+
+def test_the_benchmark_of_indexes_serves_like_the_scheduler() -> None:
+    rates, load = zipf_weights(6, 1.5), 2
+    trace = draw_arrivals(rates, 1.0, 8_000, seed=7)
+    scheduler = new_scheduler(Policy.FRESHEST, weighted=False)
+    expected = simulate_keys(scheduler, trace, load * UNIT_US, np.ones(6))
+    a, b, c, e = index_rules.FRESHEST
+    found = index_rules.mean_staleness(trace.keys, (1.0 / rates) ** e, load, a, b, c)
+    assert found == pytest.approx(expected, rel=0.05)
+    worst = index_rules.mean_staleness(trace.keys, -1.0 / rates, load, 0.0, 0.0, 0.0)
+    assert worst > 1.2 * expected, "the most frequent keys first"
+
+
+def test_the_benchmark_of_indexes_lists_the_best() -> None:
+    lines = list(index_rules.report([2], 300))
+    assert len(lines) == 4 + index_rules.BEST
