@@ -80,3 +80,25 @@ class WeightedMean(penstock.Aggregate):
     @staticmethod
     def finish(state: Any) -> Any:
         return state[0] / state[1] if state[1] != 0 else None
+
+
+class Pairs(penstock.Aggregate):
+    """Counts the rows in which both values are known."""
+
+    words = 1
+
+    @staticmethod
+    def init(state: Any) -> None:
+        state[0] = 0.0
+
+    @staticmethod
+    def add(state: Any, value: Any, other: Any) -> None:
+        state[0] += 1.0
+
+    @staticmethod
+    def merge(state: Any, other: Any) -> None:
+        state[0] += other[0]
+
+    @staticmethod
+    def finish(state: Any) -> Any:
+        return state[0]

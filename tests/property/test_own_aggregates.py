@@ -20,7 +20,7 @@ from penstock.operators.scan.spec import Fragments, Partial, Scan
 from penstock.sql.evaluate import evaluate
 from penstock.sql.expression import Expression
 from penstock.windows.append.sliding import slide
-from tests.aggregates import LogSum, Spread, WeightedMean
+from tests.aggregates import LogSum, Pairs, Spread, WeightedMean
 
 PARTIAL = Partial("own", "x", "s", function="tests.aggregates:Spread")
 VALUES = st.lists(st.one_of(st.none(), st.integers(-9, 9), st.integers(-(2**40), 2**40)), max_size=20)
@@ -114,22 +114,24 @@ PAIRS = st.lists(st.tuples(*2 * [st.one_of(st.none(), st.integers(-999, 999))]),
 @settings(max_examples=30)
 @given(sets=st.lists(PAIRS, min_size=1, max_size=8), cut=st.integers(0, 200))
 def test_rows_in_which_any_value_is_null_are_skipped(sets: list[list[Any]], cut: int) -> None:
-    split = decompose({"a": WeightedMean.of("x", "y")}, "t")
+    split = decompose({"a": WeightedMean.of("x", "y"), "n": Pairs.of("x", "y")}, "t")
     rows = [(slot, *pair) for slot, pairs in enumerate(sets, 1) for pair in pairs]
     slots, x, y = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
     table = pa.table({"x": pa.array(x, pa.int64()), "y": pa.array(y, pa.int32())})
     structs = evaluate(Expression.parse(split.partials[0].expression), table).combine_chunks()
-    accumulator = new_accumulator(split.partials[0], structs.type)
+    accumulators = [new_accumulator(partial, structs.type) for partial in split.partials]
     for part in (slice(None, cut), slice(cut, None)):
         values = structs.slice(part.start or 0, len(slots[part]))
-        accumulator.add(np.asarray(slots[part], np.int32), np.zeros(len(values)), values, len(sets) + 1)
-    states = accumulator.result(len(sets) + 1)
-    expected = []
-    for pairs in sets:
-        whole = [(value, weight) for value, weight in pairs if value is not None and weight is not None]
-        total = sum(weight for _, weight in whole)
-        expected.append(sum(v * w for v, w in whole) / total if total else None)
-    assert finish_own(states, split.partials[0].function).to_pylist() == expected
+        for one in accumulators:
+            one.add(np.asarray(slots[part], np.int32), np.zeros(len(values)), values, len(sets) + 1)
+    means, counts = (
+        finish_own(one.result(len(sets) + 1), partial.function).to_pylist()
+        for one, partial in zip(accumulators, split.partials, strict=True)
+    )
+    known = [[pair for pair in pairs if None not in pair] for pairs in sets]
+    assert counts == [len(pairs) for pairs in known]
+    totals = [(sum(v * w for v, w in pairs), sum(w for _, w in pairs)) for pairs in known]
+    assert means == [above / below if below else None for above, below in totals]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.struct([("v0", pa.float64()), ("v1", pa.string())])])
