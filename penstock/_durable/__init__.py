@@ -98,7 +98,6 @@ def create(path: Path, *content: bytes | memoryview, direct_io: bool = False) ->
     UnavailableError
         If the file system refuses.
     """
-    failpoint("state.before_write")
     try:
         _write_file(path, content, direct_io, synced=False)
     except FileExistsError as error:
