@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-__all__ = ["TraceSink", "trace", "tracing"]
+__all__ = ["TraceSink", "is_traced", "trace", "tracing"]
 
 TraceSink: TypeAlias = Callable[[dict[str, Any]], None]
 """Takes an event: its name under ``event``, and its facts as JSON values."""
@@ -68,6 +68,11 @@ def _append_to(path: str) -> TraceSink:
 
 
 _sink: TraceSink | None = _append_to(os.environ[_VARIABLE]) if _VARIABLE in os.environ else None
+
+
+def is_traced() -> bool:
+    """Return whether a trace is written, for callers whose facts cost time."""
+    return _sink is not None
 
 
 def trace(event: str, **facts: Any) -> None:

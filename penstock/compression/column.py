@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -67,6 +68,7 @@ _OF_ROWS = {Layout.FIXED: 1, Layout.WIDE: 2, Layout.TEXT: 1, Layout.TEXT_DICTION
 _FALLBACKS: dict[Cascade, Cascade] = {("constant",): ("run_length", *DEFAULT)}
 
 
+@lru_cache(maxsize=256)
 def parse_cascade(text: str) -> Cascade:
     """Return a cascade from its text, such as ``"dictionary>ns"``.
 

@@ -130,8 +130,8 @@ class Handle:
 
     def bytes_since(self, before: Handle) -> int:
         """Return the bytes that the commit from `before` to this version wrote, including a new base."""
-        names = {link.pointer.file_name for link in before.links}
-        return sum(link.size_bytes for link in self.links if link.pointer.file_name not in names)
+        held = set(before.links)
+        return sum(link.size_bytes for link in self.links if link not in held)
 
     def releasable_files(self, retain_versions: int) -> list[str]:
         """Return superseded files that `pointer` and the `retain_versions` versions before it do not need."""

@@ -36,6 +36,16 @@ def test_a_benchmark_runs_and_prints_a_row_for_each_contender(name: str, only: l
         assert any(contender in line.split() for line in result.stdout.splitlines()), result.stdout
 
 
+@pytest.mark.long
+def test_the_benchmark_of_small_batches_measures_both_queries() -> None:
+    command = [sys.executable, "-m", "benchmarks.small_batches", "--quick"]
+    result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split()[:2] for line in result.stdout.splitlines()]
+    for row in (["spark", "addBatch"], ["penstock", "addBatch"], ["penstock", "commit"]):
+        assert row in rows, result.stdout
+
+
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
 @pytest.mark.long
 def test_spark_with_redis_accepts_the_votes_that_ours_accepts(tmp_path: Path) -> None:

@@ -397,3 +397,11 @@ def test_results_that_are_many_bytes_are_followed_by_rows_that_let_them_pass() -
     assert [parcel for frame in frames for parcel in frame["payload"] if parcel is not None] == parcels
     assert len(list(result_frames(parcels, batch_rows=0, held_bytes=7))) == 4, "no number is enough"
     assert len(list(result_frames(parcels, batch_rows=10))) == 4
+
+
+@pytest.mark.parametrize("parcels", [[], [b"one"], [b"one", b"two"]])
+def test_metrics_are_in_one_row_of_their_own_only_without_results(parcels: list[bytes]) -> None:
+    frames = list(result_frames(parcels, batch_rows=10, metrics="facts"))
+    assert [one for frame in frames for one in frame["payload"] if one is not None] == parcels
+    assert [one for frame in frames for one in frame["metrics"] if one is not None] == ["facts"]
+    assert sum(map(len, frames)) == max(len(parcels), 1)

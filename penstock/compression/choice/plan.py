@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -40,6 +41,7 @@ class Plan:
     forms: Forms | None = None
 
     @classmethod
+    @lru_cache(maxsize=256)
     def build(cls, kind: pa.DataType, cascade: Cascade) -> Plan:
         """Return the plan that encodes a column of a type by one cascade.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -27,7 +26,7 @@ from penstock._failpoints import failpoint
 from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import Files, open_files
 from penstock.checkpointing.releases import Releases
-from penstock.checkpointing.trace import trace
+from penstock.checkpointing.trace import is_traced, trace
 from penstock.errors import ConflictError, CorruptDataError, InternalError, InvalidUsageError, PenstockError
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
@@ -331,8 +330,7 @@ class BucketTask(Generic[S]):
 
     def _check_specification(self, files: Files, pointer: Pointer | None, query_name: str | None) -> None:
         """Compare these settings with the checkpoint's, once per process."""
-        ours = json.dumps(self.specification(), sort_keys=True)
-        mark = (files.location, hashlib.sha256(ours.encode()).hexdigest())
+        mark = (files.location, json.dumps(self.specification(), sort_keys=True))
         if mark in _CHECKED:
             return
         path = files.path_of(SPECIFICATION_FILE)
@@ -409,8 +407,9 @@ class ServedBucket(Generic[S]):
         store, held = self.store, self.held
         try:
             handle = store.commit(held.state, held.handle)
-            chain = [link.pointer.file_name for link in handle.links]
-            trace("checkpointed", location=store.files.location, batch=self.batch_id, chain=chain)
+            if is_traced():
+                chain = [link.pointer.file_name for link in handle.links]
+                trace("checkpointed", location=store.files.location, batch=self.batch_id, chain=chain)
             failpoint("operator.after_commit")
             self.metrics.state_bytes = held.state.size_bytes
         except BaseException:

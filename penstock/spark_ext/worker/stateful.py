@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import traceback
@@ -222,8 +221,6 @@ class _BucketFunction:
     def __call__(
         self, key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
     ) -> Iterator[pd.DataFrame]:
-        import pandas as pd  # only workers of Spark load it
-
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
@@ -272,8 +269,7 @@ class _BucketFunction:
         state.update((pointer.version, pointer.file_id))
         if self.waits and metrics.waiting_keys:
             state.setTimeoutDuration(1)
-        last = pd.DataFrame({"payload": [None], "metrics": [json.dumps(metrics.to_json())]}, dtype=object)
-        frames = itertools.chain(result_frames(to_parcels(batches), self.batch_rows), [last])
+        frames = result_frames(to_parcels(batches), self.batch_rows, json.dumps(metrics.to_json()))
         if not self.exports:
             yield from frames
             return
@@ -310,24 +306,27 @@ def _query_name(context: TaskContext | None) -> str | None:
 
 
 def result_frames(
-    parcels: Iterable[bytes], batch_rows: int, held_bytes: int = _HELD_BYTES
+    parcels: Iterable[bytes], batch_rows: int, metrics: str | None = None, held_bytes: int = _HELD_BYTES
 ) -> Iterator[pd.DataFrame]:
     """Return parcels as rows of `_RESULT_SCHEMA`, in frames that bound Spark's buffering.
 
-    Spark passes a task's output on once it has more than `batch_rows` rows, whatever their size, so it would
-    hold all windows of a large micro-batch at once, four times over. Pad with empty rows so that Spark
-    flushes every `held_bytes`.
+    The metrics, if any, are in the first row, so that a small result is one row. Spark passes a task's output
+    on once it has more than `batch_rows` rows, whatever their size, so it would hold all windows of a large
+    micro-batch at once, four times over. Pad with empty rows so that Spark flushes every `held_bytes`.
     """
     import pandas as pd  # only workers of Spark load it
 
     held = 0
     for parcel in parcels:
-        yield pd.DataFrame({"payload": [parcel], "metrics": [None]}, dtype=object)
+        yield pd.DataFrame({"payload": [parcel], "metrics": [metrics]}, dtype=object)
+        metrics = None
         held += len(parcel)
         if held >= held_bytes and batch_rows > 0:
             nothing = np.full(batch_rows, None, object)
             yield pd.DataFrame({"payload": nothing, "metrics": nothing})
             held = 0
+    if metrics is not None:
+        yield pd.DataFrame({"payload": [None], "metrics": [metrics]}, dtype=object)
 
 
 def _rows_of_a_batch(spark: SparkSession) -> int:
