@@ -27,7 +27,7 @@ def _whole_at_each_commit() -> None:
 def overwrites_in_place() -> None:
     """Keep one file a bucket, of a fixed name, and write each version over the one before."""
 
-    def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -> None:
+    def publish(path: Path, *content: bytes | memoryview, **options: object) -> None:
         path.write_bytes(b"".join(content))
 
     def trusting_read(self: BucketStore, pointer: Pointer) -> tuple[PUnit, int]:

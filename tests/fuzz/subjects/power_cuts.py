@@ -206,9 +206,9 @@ def _patched(disk: _Disk, *, broken: bool) -> Iterator[None]:
     """Route all writes and syncs to the disk."""
     publish, delete = _durable.publish, _durable.delete
 
-    def ticking_publish(path: Path, *content: Any, direct_io: bool = False) -> None:
+    def ticking_publish(path: Path, *content: Any, **options: Any) -> None:
         disk.tick()
-        publish(path, *content, direct_io=direct_io)
+        publish(path, *content, **options)
         disk.tick()
 
     def ticking_delete(path: Path) -> None:
