@@ -13,6 +13,7 @@ import pytest
 from benchmarks.harness import run_contender
 from benchmarks.paper.s_store import spark_redis
 from tests.servers import PostgreSql
+from tests.spark.queries import needs_admission_control
 
 pytestmark = pytest.mark.spark
 
@@ -59,6 +60,7 @@ def test_spark_with_redis_accepts_the_votes_that_ours_accepts(tmp_path: Path) ->
     assert 0 < ours == theirs < 2_000
 
 
+@needs_admission_control
 @pytest.mark.long
 def test_the_benchmark_of_forwarding_runs(tmp_path: Path) -> None:
     arguments = ["--share", "0.5", "--rounds", "1", "--batches", "3", "--out", str(tmp_path / "out.txt")]
