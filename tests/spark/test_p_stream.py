@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamWriter, Unit
 from penstock.checkpointing.p_stream.segments import pieces
+from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from penstock.spark_ext.sources import p_stream_source
 from penstock.spark_ext.sources.pushed import split_large
 from tests.spark.p_streams import (
@@ -108,6 +109,15 @@ def test_a_running_query_sees_new_rows_and_ends_with_nothing_lost(
 
 def _has_read(query: StreamingQuery, offset: int) -> bool:
     return bool(query.recentProgress) and last_offset(query) >= offset
+
+
+@pytest.mark.skipif(HAS_ADMISSION_CONTROL, reason="since Spark 4.2, micro-batches can have limits")
+@pytest.mark.parametrize("option", ["maxRows", "maxBytes"])
+def test_before_spark_4_2_limits_are_refused(spark: SparkSession, tmp_path: Path, option: str) -> None:
+    append(tmp_path / "source", 0, 25)
+    df = stream(spark, tmp_path / "source", **{option: 7})
+    with pytest.raises(StreamingQueryException, match=r"a limit of a micro-batch needs Spark 4\.2 or newer"):
+        run(df, tmp_path / "sink", tmp_path / "checkpoint")
 
 
 @needs_admission_control

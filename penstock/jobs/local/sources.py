@@ -67,7 +67,7 @@ def _open_market(source: MarketSource) -> Input:
     }  # fmt: skip
     options = {name: str(value) for name, value in values.items() if value is not None}
     schema = spark_schema(schema_of(source))
-    return DataSourceInput(MarketDataSource(options).streamReader(schema), schema)
+    return DataSourceInput(MarketDataSource(options).local_reader(), schema)
 
 
 def _bad_records(source: FilesSource | KafkaSource, place: str, log: Path) -> BadRecords:

@@ -311,14 +311,14 @@ class _Partials:
 
     def _own(self, call: Tree, texts: list[str], condition: str | None) -> str:
         """Return the expression of a user-defined aggregate."""
-        first, *values = call.parts
-        if first.kind != "string" or not values or any(value.kind == "star" for value in values):
+        values = call.parts[1:]
+        if not values or call.parts[0].kind != "string" or any(value.kind == "star" for value in values):
             raise InvalidUsageError(
                 "an own aggregate is not called with its name and values",
                 expression=f"{OWN_FUNCTION}({', '.join(texts)})",
                 hint=f"write {OWN_FUNCTION}('module:Class', x)",
             )
-        reference = str(first.value)[1:-1]
+        reference = str(call.parts[0].value)[1:-1]
         text = value_expression(find_aggregate(reference), texts[1:], condition)
         return own(reference, self._column("own", text, function=reference))
 

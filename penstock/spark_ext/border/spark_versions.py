@@ -40,7 +40,6 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "as_arrow_schema",
     "check_stream_columns",
-    "require_admission_control",
 ]
 
 _ROWS_OF_A_BATCH = 8192
@@ -85,10 +84,15 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
         """Calls a subclass's ``latestOffset(start, limit)`` when Spark calls ``latestOffset()``.
 
         `start` is None if Spark has not passed an offset yet. After a restart, Spark passes the last offset
-        only later. The local engine calls ``latestOffset(start, limit)``, whatever the version.
+        only later. A limit is refused then. The local engine calls ``latestOffset(start, limit)``, whatever
+        the version.
         """
 
         _last_offset: dict[str, Any] | None = None
+
+        def getDefaultReadLimit(self) -> ReadLimit:
+            """Return the limit of a micro-batch."""
+            return ReadAllAvailable()
 
         def __init_subclass__(cls) -> None:
             latest_offset, first, plan = cls.latestOffset, cls.initialOffset, cls.partitions
@@ -105,6 +109,7 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
                 limit: ReadLimit | None = None,
             ) -> dict[str, Any]:
                 if limit is None:
+                    _refuse_limit(self.getDefaultReadLimit())
                     return latest_offset(self, self._last_offset, ReadAllAvailable())
                 return latest_offset(self, start, limit)
 
@@ -118,16 +123,14 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
             cls.initialOffset, cls.latestOffset, cls.partitions = initial, latest, plan_batch
 
 
-def require_admission_control(what: str, hint: str = "leave the option out") -> None:
-    """Refuse what this Spark cannot do; `hint` says what to do instead.
-
-    Raises
-    ------
-    InvalidUsageError
-        If this Spark has no admission control for Python sources.
-    """
-    if not HAS_ADMISSION_CONTROL:
-        raise InvalidUsageError(f"{what} needs Spark 4.2 or newer", spark=pyspark.__version__, hint=hint)
+def _refuse_limit(limit: ReadLimit) -> None:
+    if not isinstance(limit, ReadAllAvailable):
+        raise InvalidUsageError(
+            "a limit of a micro-batch needs Spark 4.2 or newer",
+            limit=limit,
+            spark=pyspark.__version__,
+            hint="leave the option of the source out that limits its micro-batches",
+        )
 
 
 def check_stream_columns(schema: StructType) -> None:

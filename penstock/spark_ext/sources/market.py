@@ -26,7 +26,6 @@ from penstock.spark_ext.border.spark_versions import (
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
-    require_admission_control,
 )
 
 __all__ = ["MarketDataSource"]
@@ -224,7 +223,11 @@ class MarketDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a stream."""
-        return _MarketStreamReader(self._parsed)
+        return _MarketStreamReader(self._parsed, start_is_late=not HAS_ADMISSION_CONTROL)
+
+    def local_reader(self) -> DataSourceStreamReader:
+        """Return the reader of the local engine, which passes the start of each step."""
+        return _MarketStreamReader(self._parsed, start_is_late=False)
 
 
 class _MarketReader(DataSourceReader):
@@ -247,22 +250,24 @@ class _MarketReader(DataSourceReader):
 
 
 class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
-    """Plans micro-batches on the driver (one process for the life of a query) and reads them on workers."""
+    """Plans micro-batches on the driver (one process for the life of a query) and reads them on workers.
 
-    def __init__(self, options: _Options) -> None:
+    With `start_is_late`, the start of a micro-batch may be known only after its end, as before Spark 4.2.
+    """
+
+    def __init__(self, options: _Options, *, start_is_late: bool) -> None:
         if not options.real_time and options.rows is None and options.max_rows is None:
             raise InvalidUsageError(
                 "a micro-batch of the market source has no end without realTime",
                 hint="set rows or maxRowsPerTrigger",
                 field="realTime",
             )
-        if options.max_rows is not None:
-            require_admission_control("the market source's option maxRowsPerTrigger")
         self._options = options
+        self._start_is_late = start_is_late
         self._available_now = False
         self._target: int | None = None  # fixed by the first latestOffset of an AvailableNow run
         self._start_us: int | None = None  # known once Spark has named an offset
-        self._first_row: int | None = None  # where a stream without startTime begins before Spark 4.2
+        self._first_row: int | None = None  # where a stream with a late start begins
 
     def _offset(self, start_us: int, row: int) -> dict[str, Any]:
         options = self._options
@@ -327,7 +332,7 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         start_us = self._options.start_us
-        if start_us is not None or HAS_ADMISSION_CONTROL:
+        if start_us is not None or not self._start_is_late:
             return self._offset(_clock.now_us() if start_us is None else start_us, 0)
         # After a restart, older Sparks ask for the newest offset before they pass the first one, so every
         # start has to name the same start time.
@@ -368,7 +373,7 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._check(end)
-        if not HAS_ADMISSION_CONTROL:
+        if self._start_is_late:
             self._check_restart(start, end)
         return _split(end["startTime"], start["row"], end["row"], self._options.partitions)
 

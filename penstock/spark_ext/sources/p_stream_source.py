@@ -30,7 +30,6 @@ from penstock.spark_ext.border.spark_versions import (
     ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
-    require_admission_control,
 )
 from penstock.spark_ext.border.types import check_same
 from penstock.spark_ext.sources.p_stream_options import ReadOptions, WriteOptions
@@ -281,9 +280,6 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         self._plan = plan
         self._rule = rule
         self._options = plan.options
-        for name in ("max_rows", "max_bytes"):
-            if getattr(plan.options, name) is not None:
-                require_admission_control(f"the option {name.replace('_', '')}")
         if plan.stream.update_log is not None and plan.options.reader is None:
             raise InvalidUsageError(
                 "a stream of an update log needs a reader",
