@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Any
+from typing import Any, Final
 
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import PStream
@@ -21,10 +21,13 @@ __all__ = [
     "Reading",
     "check_readers_are_free",
     "check_same_graph",
+    "check_same_shape",
     "graph_document",
     "place_names",
     "safe_name",
 ]
+
+_SAME_COLUMNS: Final = "use the columns after it as before (in a select or results.projection)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,20 @@ def check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Grap
     InvalidUsageError
         If the checkpoint belongs to another graph or plan.
     """
-    new = shape(plan)
-    if new == old["shape"]:
+    check_same_shape(shape(plan), old["shape"], directory)
+
+
+def check_same_shape(new: Sequence[str], old: Sequence[str], directory: GraphDirectory) -> None:
+    """Check that the shapes of a plan and of a checkpoint are the same.
+
+    Raises
+    ------
+    InvalidUsageError
+        If they differ. The context's ``operator`` names a source or operator that has other columns.
+    """
+    if new == old:
         return
-    pairs = zip_longest(old["shape"], new, fillvalue="nothing")
+    pairs = zip_longest(old, new, fillvalue="nothing")
     was, now = next((before, other) for before, other in pairs if before != other)
     if (error := _columns_error(was, now)) is not None:
         raise error
@@ -91,11 +104,13 @@ def _columns_error(was: str, now: str) -> InvalidUsageError | None:
     if old != new or before is None or after is None:
         return None
     types = {name: (before[name], after[name]) for name in after if name in before}
-    changed = ", ".join(f"{name} was {old}, is {new}" for name, (old, new) in types.items() if old != new)
+    changed = ", ".join(f"{name} was {type}, is {now}" for name, (type, now) in types.items() if type != now)
+    fact, hint = "an operator would keep other columns than in its checkpoint", _SAME_COLUMNS
+    if new["kind"] == "source":
+        fact, hint = "a source has other columns than in its checkpoint", "set the old columns back"
     return InvalidUsageError(
-        "an operator would keep other columns than in its checkpoint",
-        hint="use the columns after it as before (in a select or results.projection), or start with a new "
-        "checkpoint",
+        fact,
+        hint=f"{hint}, or start with a new checkpoint",
         operator=new["name"],
         more=", ".join(name for name in after if name not in before) or "none",
         fewer=", ".join(name for name in before if name not in after) or "none",

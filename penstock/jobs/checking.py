@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.checkpointing.graph.directory import GraphDirectory
-    from penstock.conf.document import Document
-    from penstock.conf.pipeline import Pipeline
+    from penstock.conf.document import Document, FieldPath
+    from penstock.conf.pipeline import Pipeline, Source
 
 __all__ = ["check_checkpoint", "check_pipeline", "check_with_options"]
 
@@ -109,35 +109,59 @@ def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
     if location is None or "://" in location or not any(Path(location).glob("graph-*.json")):
         return
     from penstock.checkpointing.graph.directory import GraphDirectory  # few checks have a checkpoint
-    from penstock.dataflow.checkpoint import check_same_graph
+    from penstock.dataflow.checkpoint import check_same_shape
     from penstock.dataflow.shape import shape
     from penstock.jobs.pipelines.graph import graph_of
 
-    directory = GraphDirectory(location)
+    directory, sources = GraphDirectory(location), _sources(pipeline)
     try:
         old = directory.newest("graph")
         plan = graph_of(pipeline, document).plan(None, pipeline.planned_persist)
-        # Only the run knows all columns, and what it decodes late.
-        known = old is not None and not pipeline.decodes_late
-        if old is not None and known and _fixed_parts(shape(plan)) != _fixed_parts(old["shape"]):
-            check_same_graph(plan, old, directory)
+        if old is not None and not pipeline.decodes_late:  # only the run knows what it decodes late
+            known = all(map(_declares_columns, sources.values()))
+            new_parts, old_parts = (
+                _fixed_parts(lines, columns=known) for lines in (shape(plan), old["shape"])
+            )
+            check_same_shape(new_parts, old_parts, directory)
         _check_buckets(pipeline, directory)
     except InvalidUsageError as error:
-        path = ("query", "checkpoint")
+        path: FieldPath = ("query", "checkpoint")
+        if (name := error.context.get("operator")) in sources:
+            path = (*sources[name][0], "schema")
         context = "".join(f" {name}={value}" for name, value in error.context.items())
         raise PipelineError(
             [describe(document.place(path), path, f"{error.fact}:{context}", error.hint)]
         ) from None
 
 
-def _fixed_parts(lines: list[str]) -> list[dict[str, object]]:
-    """Return the entries of a plan's shape without what only the run knows: columns and whole paths."""
+def _sources(pipeline: Pipeline) -> dict[str, tuple[FieldPath, Source]]:
+    """Return the sections of a pipeline's sources, and their paths, by their names in the graph."""
+    from penstock.jobs.pipelines.graph import OTHER, SOURCE
+
+    found: dict[str, tuple[FieldPath, Source]] = {SOURCE: (("source",), pipeline.source)}
+    if pipeline.union is not None:
+        for name, other in pipeline.union.inputs.items():
+            found[name] = ("union", "inputs", name, "source"), other.source
+    if pipeline.join is not None:
+        found[OTHER] = ("join", "with", "source"), pipeline.join.other.source
+    return found
+
+
+def _declares_columns(section: tuple[FieldPath, Source]) -> bool:
+    """Return whether a source's columns are known before a run; Spark may read others from files."""
+    return section[1].type not in ("files", "kafka") or getattr(section[1], "columns", None) is not None
+
+
+def _fixed_parts(lines: list[str], *, columns: bool) -> list[str]:
+    """Return the lines of a plan's shape without what only the run knows: whole paths, perhaps columns."""
     entries = []
     for line in lines:
         entry = json.loads(line)
-        entry.pop("columns", None)
-        entry["does"] = entry.get("does", "").partition(", late rows to ")[0]
-        entries.append(entry)
+        if not columns:
+            entry.pop("columns", None)
+        if "does" in entry:
+            entry["does"] = entry["does"].partition(", late rows to ")[0]
+        entries.append(json.dumps(entry))
     return entries
 
 

@@ -212,6 +212,20 @@ def test_a_changed_policy_key_or_number_of_buckets_is_found_in_the_checkpoint(
     assert "another number of buckets: operator=queue was=2 now=3" in buckets
 
 
+@pytest.mark.parametrize("engine", ["spark", "local"])
+def test_changed_columns_of_a_source_are_found_in_the_checkpoint(tmp_path: Path, engine: str) -> None:
+    queue = {"queue": {"key": "sensor", "time": "ts"}, "query": {"checkpoint": str(tmp_path / "checkpoint")}}
+    file = written(tmp_path, {"engine": engine, "source": JSON} | queue)
+    plan = graph_of(check_pipeline(file, [])[0]).plan(None, "never")
+    GraphDirectory(tmp_path / "checkpoint").put("graph", graph_document(plan, {}, {}))
+    check_pipeline(file, [])
+    (problem,) = problems_of(file, "source.schema=sensor STRING, ts TIMESTAMP, n INT, m INT")
+    assert problem == (
+        "source.schema: a source has other columns than in its checkpoint: operator=source more=m fewer=none "
+        "changed=n was int64, is int32. Hint: set the old columns back, or start with a new checkpoint."
+    )
+
+
 def test_what_is_wrong_with_data_has_another_exit_code_than_a_wrong_pipeline(tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
     rows.write_text('{"k": null, "t": 1}\n')

@@ -51,7 +51,7 @@ def test_a_column_with_another_type_is_refused_by_its_types(tmp_path: Path) -> N
     changed = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.string(), "w": pa.int32()})
     made = graph("g").source("quotes", changed).update_queue("k", "t").sink("noop").plan(persist="never")
     old = shape(_source().update_queue("k", "t").sink("noop").plan(persist="never"))
-    text = "operator=quotes more=w fewer=none changed=v was double, is string. Hint: use"
+    text = "operator=quotes more=w fewer=none changed=v was double, is string. Hint: set the old"
     with pytest.raises(InvalidUsageError, match=text):
         check_same_graph(made, {"shape": old}, GraphDirectory(str(tmp_path)))
 
