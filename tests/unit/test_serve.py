@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -105,8 +106,9 @@ def test_large_tables_are_sent_in_parts(client: penstock.DatabaseClient) -> None
 
 
 def test_the_servers_errors_are_those_of_the_database(client: penstock.DatabaseClient) -> None:
-    with pytest.raises(InvalidUsageError, match="there is no such procedure"):
+    with pytest.raises(InvalidUsageError, match="there is no such procedure") as refused:
         client.call("pya", id=1, amount=2)
+    assert "Flight" not in "".join(traceback.format_exception(refused.value)), "the texts of gRPC"
     with pytest.raises(InvalidUsageError):
         client.call("pay", id="one", amount=2)
     with pytest.raises(InvalidUsageError, match="there is no such table"):
@@ -156,6 +158,14 @@ def test_nobody_calls_without_the_token(server: DatabaseServer, token: str | Non
 def test_other_machines_need_a_token(db: OpenDatabase) -> None:
     with pytest.raises(InvalidUsageError, match="without a token"):
         DatabaseServer(db, "0.0.0.0")
+
+
+def test_a_taken_port_is_refused_without_lines_of_grpc(
+    db: OpenDatabase, server: DatabaseServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UnavailableError, match="cannot listen at this address"):
+        DatabaseServer(db, port=server.port)
+    assert capfd.readouterr().err == ""
 
 
 def test_too_many_calls_are_refused_and_then_taken(db: OpenDatabase, monkeypatch: pytest.MonkeyPatch) -> None:

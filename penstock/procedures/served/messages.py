@@ -80,9 +80,9 @@ def raise_as_flight(error: PenstockError) -> None:
 def raise_from_flight(error: flight.FlightError, **context: Any) -> None:
     """Raise the server's error in the client."""
     if (known := _error_of(error.extra_info)) is not None:
-        raise known from error
+        raise known from None  # gRPC's text says nothing more
     if isinstance(error, flight.FlightUnauthenticatedError):
-        raise InvalidUsageError("the server refuses the token", hint="pass its token=", **context) from error
+        raise InvalidUsageError("the server refuses the token", hint="pass its token=", **context) from None
     raise UnavailableError(
         "the server does not answer", reason=type(error).__name__, hint="check that it runs", **context
     ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,16 @@ class _TokenMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  #
         given = headers.get("authorization", [""])[0].encode()
         if not hmac.compare_digest(given, self._header):
             raise flight.FlightUnauthenticatedError("the token is missing or wrong")
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise OSError if the port is taken: gRPC would also write two lines to standard error."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as trial:
+        trial.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # the last server's connections may linger
+        trial.bind(address)
 
 
 class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -115,12 +126,13 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         scheme = "grpc" if certificate is None else "grpc+tls"
         authority = f"[{host}]" if ":" in host else host
         try:
+            _check_free(host, port)
             super().__init__(
                 f"{scheme}://{authority}:{port}",
                 middleware=None if token is None else {"token": _TokenMiddleware(token)},
                 tls_certificates=None if certificate is None else [certificate],
             )
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, OverflowError) as error:
             hint = "choose another port"
             if certificate is not None:
                 hint += ", or check that certificate and key are PEM and belong together"
