@@ -20,7 +20,7 @@ NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
 """What Spark's client imports; `pip install "penstock[connect]"` has it."""
 
 _HOME = Path(pyspark.__file__).parent
-_PATIENCE_S = 120.0
+_PATIENCE_S = 600.0  # a machine under load starts a server slowly
 _MODE = "SPARK_CONNECT_MODE_ENABLED"
 """The environment variable by which PySpark's functions know that they are those of Spark Connect."""
 
@@ -95,7 +95,10 @@ class ConnectServer:
                 return True
             return False
 
-        assert processes.until(answers, _PATIENCE_S), "the server does not answer"
+        with contextlib.ExitStack() as stack:
+            stack.push(self.__exit__)
+            assert processes.until(answers, _PATIENCE_S), "the server does not answer"
+            stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
