@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock import _clock
 from penstock.operators.update_stream.stream import concat
 from penstock.procedures.engine import TableSet
 from penstock.procedures.partitions.placement import Placement
@@ -53,6 +54,10 @@ class GatheredTables:
     ----------
     names : set of str
         The tables that are gathered.
+    limit : int
+        The debt at which tables are gathered: the number of rows.
+    move_s : dict
+        The seconds in which each table was gathered last.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class GatheredTables:
         self._partitions, self._coordinator, self._placements = partitions, coordinator, placements
         self._debt = 0.0
         self.names: set[str] = set()
+        self.limit, self.move_s = MIN_MOVES_TO_GATHER, dict[str, float]()
 
     def choose(
         self,
@@ -69,7 +75,7 @@ class GatheredTables:
         several: int,
         *,
         knows_rows: bool,
-        move_cost: float | None = None,
+        debt: float | None = None,
     ) -> bool:
         """Gather or scatter tables if that pays; return whether transactions run over gathered tables.
 
@@ -84,27 +90,32 @@ class GatheredTables:
             The numbers of transactions that need one partition and that need several.
         knows_rows : bool
             Whether only the rows that the transactions need would be moved, not all rows of their tables.
-        move_cost : float, optional
-            The cost of a transaction over several partitions; `MOVE_COST` by default.
+        debt : float, optional
+            The change of the debt. By default it is computed with `MOVE_COST`.
         """
         if not names:
             return False
-        self._debt = max(self._debt + (MOVE_COST if move_cost is None else move_cost) * several - single, 0)
+        self._debt = max(self._debt + (MOVE_COST * several - single if debt is None else debt), 0)
         if several or self.names:
             rows = sum(
                 len(part[name])
                 for part in (*self._partitions, self._coordinator)
                 for name in self._placements
             )
-            limit = max(rows, MIN_MOVES_TO_GATHER)
-            self._debt = limit if several and not knows_rows else min(self._debt, limit)
+            self.limit = max(rows, MIN_MOVES_TO_GATHER)
+            self._debt = self.limit if several and not knows_rows else min(self._debt, self.limit)
             if not self._debt:
                 self.scatter()
-            elif self._debt == limit or not self.names.isdisjoint(names):
-                for name in set(names) - self.names:
-                    self._move(name, self._partitions, [self._coordinator])
-                self.names |= set(names)
+            elif self._debt == self.limit or not self.names.isdisjoint(names):
+                self._gather(set(names) - self.names)
         return not self.names.isdisjoint(names)
+
+    def _gather(self, names: Collection[str]) -> None:
+        for name in names:
+            begin = _clock.monotonic_s()
+            self._move(name, self._partitions, [self._coordinator])
+            self.move_s[name] = _clock.monotonic_s() - begin
+        self.names |= set(names)
 
     def scatter(self, only_for: Collection[str] | None = None) -> None:
         """Move all rows back to their partitions, or none if no table of `only_for` is gathered."""

@@ -193,7 +193,10 @@ class PartitionedTables:
         if several and (predicted := self._run_predicted(program, events)) is not None:
             return predicted
         if self._gathers(program, count - several, several, knows_rows=route.knows_rows):
-            return self._run_gathered(program, events, bounds)
+            run_gathered = partial(self._run_gathered, program, events, bounds)
+            if self.speculation is None:
+                return run_gathered()
+            return self.speculation.time_gathered(program, count, run_gathered)
         homes = keys.homes(self.partitions) if is_gathered else homes
         if not several or self.speculation is None:
             return self._run_split(program, events, homes)
@@ -267,8 +270,10 @@ class PartitionedTables:
         if asked and self.predicted is not None and not self.predicted.declines(program):
             self.gathered.scatter(only_for=names)
             return False
-        cost = None if self.speculation is None else self.speculation.move_cost(program)
-        return self.gathered.choose(names, single, several, knows_rows=knows_rows, move_cost=cost)
+        debt = None
+        if self.speculation is not None and knows_rows:
+            debt = self.speculation.debt(program, single, several)
+        return self.gathered.choose(names, single, several, knows_rows=knows_rows, debt=debt)
 
     def _run_gathered(
         self, program: Program | PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None

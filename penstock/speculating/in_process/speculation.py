@@ -35,6 +35,7 @@ from penstock.procedures.partitions.partitioned_rows import MOVE_COST
 from penstock.procedures.rows import TableRows
 from penstock.procedures.texts import Numbers
 from penstock.speculating.in_process.footprints import MOST_STATEMENTS, Booleans, Footprint, Footprints
+from penstock.speculating.in_process.gather_trials import GatherTrials
 from penstock.speculating.in_process.path_models import PathModel
 from penstock.speculating.in_process.plans import Early, Offer
 from penstock.speculating.in_process.python_calls import MAX_EVENTS, PythonCall
@@ -134,7 +135,7 @@ class Speculation:
         self._mode: Mode = "occ" if optimistic else level
         self.footprints = Footprints(database, tables.placements, level)
         self._times: dict[tuple[str, str], float] = {}
-        self._trials = Trials()
+        self._trials, self._gathering = Trials(), GatherTrials()
         self._models: dict[str, tuple[PathModel, StallTimes]] = {}
         self._gathered = set[str]()
         self.offer: Offer | None = None
@@ -200,12 +201,23 @@ class Speculation:
         if self._optimistic or self.offer is not None:
             results = self._run_beside(program, events, keys, homes)
             return run_split() if results is None else results
-        name, count = program.digest, events.num_rows
-        new = self._trials.choose(name, count)
+        count, several = events.num_rows, int(np.count_nonzero(homes < 0))
+        new = self._gathering.split.choose(self._gathering.name(program.digest, several), count)
         begin = _clock.monotonic_s()
         results = self._run_beside(program, events, keys, homes) if new else run_split()
-        self._trials.note(name, count, _clock.monotonic_s() - begin, new=new)
+        spent_s = _clock.monotonic_s() - begin
+        self._gathering.note_split(program.digest, several, count, spent_s, beside=new)
         return run_split() if results is None else results
+
+    def time_gathered(
+        self, program: Program, count: int, run_gathered: Callable[[], pa.RecordBatch]
+    ) -> pa.RecordBatch:
+        """Run a call over gathered tables, and note its time."""
+        begin = _clock.monotonic_s()
+        results = run_gathered()
+        if self.offer is None:
+            self._gathering.note_gathered(program.digest, count, _clock.monotonic_s() - begin)
+        return results
 
     def run_python(
         self, program: PlainProgram, events: pa.RecordBatch, run_gathered: Callable[[], pa.RecordBatch]
@@ -311,6 +323,14 @@ class Speculation:
         for one, number, seconds in call.times:
             self._note_time(one, number, seconds)
         return call.results()
+
+    def debt(self, program: Program | PlainProgram, single: int, several: int) -> float | None:
+        """Return how a call changes the debt of `GatheredTables`; None if this is not known."""
+        if self.offer is not None:
+            return self.move_cost(program) * several - single
+        if self._optimistic:
+            return None
+        return self._gathering.debt(program.digest, single + several, several, self._tables.gathered)
 
     def move_cost(self, program: Program | PlainProgram) -> float:
         """Return the time to move a forwarded transaction's rows, in single-partition transactions."""

@@ -15,8 +15,7 @@ FIRST_TRIALS = 3
 MAX_LOSS = 0.02
 """The slower way is tried again while its trials have cost less than this share of all time."""
 
-
-_BITS_PER_SIZE = 3
+BITS_PER_SIZE = 3
 """Work with up to eight times as many items is treated as work of the same size."""
 
 
@@ -27,16 +26,14 @@ class _Times:
     latest: dict[bool, deque[float]] = field(
         default_factory=lambda: {way: deque(maxlen=MEASURED) for way in (False, True)}
     )
+    medians: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
     counts: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
     spent_s: float = 0.0
     lost_s: float = 0.0
 
-    def median(self, way: bool) -> float:
-        return median(self.latest[way]) if self.latest[way] else 0.0
-
     @property
     def better(self) -> bool:
-        return self.median(True) <= self.median(False)
+        return self.medians[True] <= self.medians[False]
 
 
 class Trials:
@@ -50,7 +47,10 @@ class Trials:
         self._times: dict[tuple[str, int], _Times] = {}
 
     def _of(self, name: str, items: int) -> _Times:
-        return self._times.setdefault((name, items.bit_length() // _BITS_PER_SIZE), _Times())
+        key = name, items.bit_length() // BITS_PER_SIZE
+        if (times := self._times.get(key)) is None:
+            times = self._times[key] = _Times()
+        return times
 
     def choose(self, name: str, items: int) -> bool:
         """Return whether to do the work in the new way."""
@@ -62,6 +62,13 @@ class Trials:
         better = times.better
         return better if times.lost_s > MAX_LOSS * times.spent_s else not better
 
+    def measured(self, name: str, items: int) -> tuple[float, int]:
+        """Return the seconds per item of the way that took less time, and how many measurements it has."""
+        times = self._of(name, items)
+        ways = [way for way, latest in times.latest.items() if latest]
+        way = min(ways, key=times.medians.__getitem__, default=True)
+        return times.medians[way], len(times.latest[way])
+
     def note(self, name: str, items: int, seconds: float, *, new: bool) -> None:
         """Note the time of work that is done."""
         times = self._of(name, items)
@@ -69,8 +76,9 @@ class Trials:
         if times.counts[new] == 1:
             return
         times.latest[new].append(seconds / items)
+        times.medians[new] = median(times.latest[new])
         if times.counts[True] >= FIRST_TRIALS and times.counts[False] > 1:
-            best = times.median(times.better) * items
+            best = times.medians[times.better] * items
             times.spent_s += seconds
             if new != times.better:
                 times.lost_s += max(seconds - best, MAX_LOSS * seconds)
