@@ -242,6 +242,37 @@ def test_work_of_other_sizes_is_measured_by_itself() -> None:
     assert trials.choose("other", 100)
 
 
+def test_the_time_to_change_ways_is_a_cost_of_trials_and_not_of_the_way() -> None:
+    trials, times, switch_s = Trials(), {True: 0.5, False: 1.0}, 5.0
+    last = True
+
+    def go(rounds: int) -> tuple[float, int]:
+        nonlocal last
+        spent, chosen = 0.0, 0
+        for _ in range(rounds):
+            new = trials.choose("work", 100)
+            switched_s = switch_s if new != last else 0.0
+            last = new
+            trials.note("work", 100, times[new] + switched_s, new=new, switch_s=switched_s)
+            spent, chosen = spent + times[new] + switched_s, chosen + new
+        return spent, chosen
+
+    go(8_000)
+    times[True] = 1.5
+    go(2_000)
+    spent, chosen = go(3_000)
+    assert chosen < 20
+    assert spent <= 3_000 * (1 + MAX_LOSS) + 2 * switch_s
+
+
+def test_one_slow_time_of_the_faster_way_does_not_end_it() -> None:
+    trials = Trials()
+    play(trials, {True: 1.5, False: 1.0}, FIRST_TRIALS + 2)
+    trials.note("work", 100, 4.0, new=False)
+    _, chosen = play(trials, {True: 1.5, False: 1.0}, 100)
+    assert chosen < 10
+
+
 def answers(db: OpenDatabase, *asked: tuple[str, dict[str, Any]]) -> list[Any]:
     """Run requests; return their results, or the classes of their errors."""
     requests = [Request(procedure, attributes) for procedure, attributes in asked]

@@ -57,7 +57,9 @@ class GatheredTables:
     limit : int
         The debt at which tables are gathered: the number of rows.
     move_s : dict
-        The seconds in which each table was gathered last.
+        The seconds of each table's last move.
+    moved_s : float
+        The seconds of all moves.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class GatheredTables:
         self._partitions, self._coordinator, self._placements = partitions, coordinator, placements
         self._debt = 0.0
         self.names: set[str] = set()
-        self.limit, self.move_s = MIN_MOVES_TO_GATHER, dict[str, float]()
+        self.limit, self.move_s, self.moved_s = MIN_MOVES_TO_GATHER, dict[str, float](), 0.0
 
     def choose(
         self,
@@ -107,23 +109,25 @@ class GatheredTables:
             if not self._debt:
                 self.scatter()
             elif self._debt == self.limit or not self.names.isdisjoint(names):
-                self._gather(set(names) - self.names)
+                self._move_all(set(names) - self.names, self._partitions, [self._coordinator])
+                self.names |= set(names)
         return not self.names.isdisjoint(names)
-
-    def _gather(self, names: Collection[str]) -> None:
-        for name in names:
-            begin = _clock.monotonic_s()
-            self._move(name, self._partitions, [self._coordinator])
-            self.move_s[name] = _clock.monotonic_s() - begin
-        self.names |= set(names)
 
     def scatter(self, only_for: Collection[str] | None = None) -> None:
         """Move all rows back to their partitions, or none if no table of `only_for` is gathered."""
         if not self.names or (only_for is not None and self.names.isdisjoint(only_for)):
             return
-        for name in self.names:
-            self._move(name, [self._coordinator], self._partitions)
+        self._move_all(self.names, [self._coordinator], self._partitions)
         self.names, self._debt = set(), 0.0
+
+    def _move_all(
+        self, names: Collection[str], sources: Sequence[TableSet], targets: Sequence[TableSet]
+    ) -> None:
+        for name in names:
+            begin = _clock.monotonic_s()
+            self._move(name, sources, targets)
+            self.move_s[name] = _clock.monotonic_s() - begin
+            self.moved_s += self.move_s[name]
 
     def _move(self, name: str, sources: Sequence[TableSet], targets: Sequence[TableSet]) -> None:
         """Move all rows of a table, and its changes since the last version."""

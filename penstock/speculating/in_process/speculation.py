@@ -138,6 +138,7 @@ class Speculation:
         self._trials, self._gathering = Trials(), GatherTrials()
         self._models: dict[str, tuple[PathModel, StallTimes]] = {}
         self._gathered = set[str]()
+        self._stalls = True  # False while requests run as without speculation, to measure their time
         self.offer: Offer | None = None
         self.unlogged: list[Early] = []
         self.stalls = self.transactions = self.merged = self.conflicts = 0
@@ -171,9 +172,18 @@ class Speculation:
     def try_plan(self, requests: int) -> Iterator[bool]:
         """Return whether to plan requests in this context, by the times of earlier requests."""
         plans = self._optimistic or self._trials.choose("", requests)
-        begin = _clock.monotonic_s()
-        yield plans
-        self._trials.note("", requests, _clock.monotonic_s() - begin, new=plans)
+        begin, moved_s = _clock.monotonic_s(), self._tables.gathered.moved_s
+        self._stalls = plans
+        try:
+            yield plans
+        finally:
+            self._stalls = True
+        self._note_trial("", requests, begin, moved_s, new=plans)
+
+    def _note_trial(self, name: str, items: int, begin_s: float, moved_s: float, *, new: bool) -> None:
+        """Note the time of work since `begin_s`, when tables had moved for `moved_s`."""
+        seconds, switch_s = _clock.monotonic_s() - begin_s, self._tables.gathered.moved_s - moved_s
+        self._trials.note(name, items, seconds, new=new, switch_s=switch_s)
 
     def run(
         self,
@@ -224,11 +234,11 @@ class Speculation:
     ) -> pa.RecordBatch:
         """Run a procedure in Python over partitions, or over gathered tables if that takes less time."""
         offer, count = self.offer, events.num_rows
-        many = count > MAX_EVENTS or self.footprints.shares_numbers
-        if many or program.stages or program.digest in self._gathered or not self._is_placed(program):
+        gathers = count > MAX_EVENTS or self.footprints.shares_numbers or not self._stalls
+        if gathers or program.stages or program.digest in self._gathered or not self._is_placed(program):
             return run_gathered()
         new = self._optimistic or offer is not None or self._trials.choose(program.digest, count)
-        begin = _clock.monotonic_s()
+        begin, moved_s = _clock.monotonic_s(), self._tables.gathered.moved_s
         results = self._run_stalling(program, events, offer) if new else None
         self.offer = None
         if new and results is None:  # it changes a replicated table, and probably will do so again
@@ -236,7 +246,7 @@ class Speculation:
         if results is None:
             results, new = run_gathered(), False
         if offer is None:
-            self._trials.note(program.digest, count, _clock.monotonic_s() - begin, new=new)
+            self._note_trial(program.digest, count, begin, moved_s, new=new)
         return results
 
     def _is_placed(self, program: PlainProgram) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 
 __all__ = ["Trials"]
 
 MEASURED = 9
-"""The number of latest times whose median is used, without the very first time, which compiles."""
+"""The number of latest times whose median is used, without the very first time, which compiles.
+
+Of two times it is the lower one, since a single slow time is often noise.
+"""
 FIRST_TRIALS = 3
 """The new way is measured this often before the old way is tried."""
 MAX_LOSS = 0.02
@@ -45,6 +48,7 @@ class Trials:
 
     def __init__(self) -> None:
         self._times: dict[tuple[str, int], _Times] = {}
+        self._last: dict[str, bool] = {}
 
     def _of(self, name: str, items: int) -> _Times:
         key = name, items.bit_length() // BITS_PER_SIZE
@@ -69,16 +73,24 @@ class Trials:
         way = min(ways, key=times.medians.__getitem__, default=True)
         return times.medians[way], len(times.latest[way])
 
-    def note(self, name: str, items: int, seconds: float, *, new: bool) -> None:
-        """Note the time of work that is done."""
+    def note(self, name: str, items: int, seconds: float, *, new: bool, switch_s: float = 0.0) -> None:
+        """Note the time of work that is done.
+
+        `switch_s` of it prepared this way. If the last work was done in the other way, this time is a cost of
+        trials: if it counted for the way, single trials would seem too slow.
+        """
         times = self._of(name, items)
+        switch_s = switch_s if self._last.get(name, new) != new else 0.0
+        self._last[name] = new
         times.counts[new] += 1
+        times.lost_s += switch_s
         if times.counts[new] == 1:
             return
-        times.latest[new].append(seconds / items)
-        times.medians[new] = median(times.latest[new])
+        work_s = seconds - switch_s
+        times.latest[new].append(work_s / items)
+        times.medians[new] = median_low(times.latest[new])
         if times.counts[True] >= FIRST_TRIALS and times.counts[False] > 1:
             best = times.medians[times.better] * items
             times.spent_s += seconds
             if new != times.better:
-                times.lost_s += max(seconds - best, MAX_LOSS * seconds)
+                times.lost_s += max(work_s - best, MAX_LOSS * work_s)
