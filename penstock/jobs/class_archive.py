@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock._durable import replace
-from penstock.errors import UnavailableError
+from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.spark_home import cache_directory, file_facts, home_without_zip
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "find_java",
     "make_class_archive",
     "option",
+    "require_java",
 ]
 
 JAVA_OPTIONS: Final = "spark.driver.defaultJavaOptions"
@@ -46,6 +47,24 @@ def find_java() -> str | None:
     """Return the Java that Spark runs: from ``JAVA_HOME``, else from the path; None if there is none."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which("java", path=f"{home}/bin" if home else None)
+
+
+def require_java() -> None:
+    """Check that there is a Java for Spark.
+
+    Raises
+    ------
+    InvalidUsageError
+        If ``JAVA_HOME`` names no Java.
+    UnavailableError
+        If there is no Java on the path.
+    """
+    if find_java() is None:
+        if home := os.environ.get("JAVA_HOME"):
+            raise InvalidUsageError(
+                "JAVA_HOME names no Java", JAVA_HOME=home, hint=f"unset it, or {JAVA_HINT}"
+            )
+        raise UnavailableError("there is no Java", hint=JAVA_HINT)
 
 
 def class_archive(directory: Path | None = None) -> Path | None:
@@ -89,12 +108,13 @@ def make_class_archive() -> Path:
 
     Raises
     ------
+    InvalidUsageError
+        If ``JAVA_HOME`` names no Java.
     UnavailableError
         If there is no Java or no directory for the archive, Spark does not run, or its JVM cannot archive
         classes.
     """
-    if find_java() is None:
-        raise UnavailableError("there is no Java", hint=JAVA_HINT)
+    require_java()
     archive = class_archive()
     if archive is None:
         raise UnavailableError(

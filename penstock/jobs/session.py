@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.jobs.class_archive import JAVA_HINT, JAVA_OPTIONS, archive_options, find_java
+from penstock.jobs.class_archive import JAVA_HINT, JAVA_OPTIONS, archive_options, require_java
 from penstock.jobs.signals import StopSignals
 from penstock.jobs.spark_home import make_home, use_spark_home
 from penstock.spark_ext.api.failure import failure_of, is_late_worker, is_ours, is_without_answer
@@ -180,11 +180,10 @@ def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, st
 
     Raises
     ------
-    UnavailableError
-        If there is no Java.
+    InvalidUsageError, UnavailableError
+        If there is no Java; see `require_java`.
     """
-    if find_java() is None:
-        raise UnavailableError("there is no Java", hint=JAVA_HINT)
+    require_java()
     if log_level in ("FATAL", "OFF"):
         # PySpark would also log the errors that it raises, with the JVM's stack.
         for logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
@@ -333,7 +332,7 @@ def session(
     Raises
     ------
     InvalidUsageError
-        If a session is active and a setting can no longer change.
+        If a session is active and a setting can no longer change, or JAVA_HOME names no Java.
     UnavailableError
         If there is no Java, Spark's JVM does not start, or in the block a Python worker of Spark does not
         start in time.

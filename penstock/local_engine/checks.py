@@ -31,7 +31,7 @@ from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.lookup import can_be_looked_up
 from penstock.spark_ext.graph.checks import check_runnable
-from penstock.sql.evaluate import type_of
+from penstock.sql.evaluate import type_of, why_unsupported
 from penstock.sql.expression import Expression
 
 __all__ = ["check_local", "find_refusals"]
@@ -91,5 +91,6 @@ def _unknown(expressions: list[Expression], schema: pa.Schema) -> str | None:
     for expression in expressions:
         kinds = {schema.field(name).type for name in expression.columns}
         if UNKNOWN in kinds or type_of(expression, schema) is None:
-            return f"cannot evaluate {expression.text}"
+            reason = why_unsupported(expression, schema)
+            return f"cannot evaluate {expression.text}" + (f": {reason}" if reason else "")
     return None

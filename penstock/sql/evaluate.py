@@ -34,6 +34,7 @@ __all__ = [
     "project",
     "type_of",
     "type_of_expression",
+    "why_unsupported",
 ]
 
 
@@ -83,6 +84,17 @@ def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
     if kind is None or may_shorten(expression.tree, lambda node: infer_type(node, plain)[:2]):
         return None
     return kind
+
+
+def why_unsupported(expression: Expression, schema: pa.Schema) -> str | None:
+    """Return why only Spark can evaluate an expression; None if the reason is unknown."""
+    try:
+        evaluate_node(expression.tree, Rows(schema.empty_table()))
+    except UnknownError as error:
+        return str(error)
+    except (pa.ArrowException, RecursionError):
+        return None
+    return None
 
 
 def type_of_expression(expression: Expression, schema: pa.Schema) -> pa.DataType | None:

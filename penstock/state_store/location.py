@@ -90,6 +90,12 @@ def find_operators(place: Files) -> list[Operator]:
         return [Operator("/".join([*above[2:], query, name]), query, name, None, (place,))]
     operators = list(_operators(place, entries, 2))
     if not operators:
+        below = place.child("state")
+        if any(facts.name == "state" and facts.is_directory for facts in entries) and any(
+            _operators(below, below.list(), 2)
+        ):
+            hint = f"the state is in {below.location}"
+            raise InvalidUsageError("this is a checkpoint", location=place.location, hint=hint)
         raise InvalidUsageError(
             "there is no state at this location",
             location=place.location,

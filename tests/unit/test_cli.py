@@ -93,7 +93,8 @@ def test_without_a_home_there_is_no_archive_of_classes(monkeypatch: pytest.Monke
 
 
 def test_a_warm_up_without_java_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", "none")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "none")
     result = penstock("warm-up")
     assert result.exit_code == 1
     assert "there is no Java. Hint: install Java 17" in result.stderr

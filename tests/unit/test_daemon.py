@@ -255,7 +255,8 @@ def test_a_session_on_a_small_machine_collects_serially_unless_told_otherwise(
 def test_without_java_a_session_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
     with pytest.raises(UnavailableError, match=r"there is no Java. Hint: install Java 17 .* apt-get install"):
         session.open_session("test", {})

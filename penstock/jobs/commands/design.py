@@ -112,6 +112,10 @@ def design(
             typer.echo(proposal.explain())
             return
 
+        if (log is None) == (not requests):
+            raise InvalidUsageError(
+                "a trace comes from requests or from a log", hint="give one of --requests and --log"
+            )
         database = database_in(file, name)
         result = penstock.design(
             database,

@@ -104,7 +104,8 @@ def _schema_in_files(source: FilesSource) -> pa.Schema:
     except (OSError, pa.ArrowException) as error:
         raise InvalidUsageError(
             f"its columns cannot be read: {str(error).partition('. ')[0]}",
-            hint="write schema, as in CREATE TABLE",
+            path=source.path,
+            hint=f"check that its files are of the format {source.format}, or write schema",
         ) from None
     return schema
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.csv
@@ -27,9 +27,15 @@ from penstock.operators.scheduling.serve import Budget
 from penstock.operators.simulation.forecast import Forecast, Sample, forecast
 from penstock.operators.simulation.micro_batches import Engine
 from penstock.operators.update_stream.options import budget_of
+from penstock.sql.expression import did_you_mean
 from penstock.units import parse_duration_us
 
 __all__ = ["PlanRequest", "best_of", "measured_engine", "read_sample", "run_plan"]
+
+_WITHOUT_FIXED: Final = (
+    "staleness without the fixed time of a micro-batch, so it may be less than batch, its duration"
+)
+_BROKEN: Final = f"{_WITHOUT_FIXED}; * the promise, which includes the fixed time, is broken"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,10 +208,19 @@ def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | N
         need_extra("plot", "a plot")
     if min(request.loads, default=0) <= 0 or min(request.cores, default=0) < 1:
         raise InvalidUsageError("loads and cores are not positive", loads=request.loads, cores=request.cores)
-    sample = Sample.of(read_sample(path, request.max_rows), request.key, request.time, request.arrival)
+    rows = read_sample(path, request.max_rows)
+    arrival = [] if request.arrival is None else [request.arrival]
+    for option, names in (("--key", request.key), ("--time", [request.time]), ("--arrival", arrival)):
+        for name in names:
+            if name not in rows.column_names:
+                hint = did_you_mean(name, rows.column_names, "columns")
+                raise InvalidUsageError(
+                    "the sample has no such column", option=option, column=name, hint=hint
+                )
+    sample = Sample.of(rows, request.key, request.time, request.arrival)
     found = _forecast(sample, request)
     console = Console()
-    console.print(_table(sample, found))
+    console.print(_table(sample, found, request.limits))
     for line in _advise(found, request.limits):
         console.print(line)
     if out is not None:
@@ -245,7 +260,7 @@ def _advise(found: Sequence[Forecast], limits: Budget | FreshnessContract) -> li
         cores = "1 core" if best.cores == 1 else f"{best.cores} cores"
         p95 = best.staleness.percentile_ms(0.95)
         if not isinstance(limits, FreshnessContract):
-            lines.append(f"Load {load:g}: freshest with {best.policy} on {cores}, p95 {p95:,.0f} ms.")
+            lines.append(f"Load {load:g}: least stale with {best.policy} on {cores}, p95 {p95:,.0f} ms.")
         elif all(best.kept.values()):
             lines.append(f"Load {load:g}: the promise holds with {best.policy} on {cores}.")
         else:
@@ -254,10 +269,10 @@ def _advise(found: Sequence[Forecast], limits: Budget | FreshnessContract) -> li
     return lines
 
 
-def _table(sample: Sample, found: Sequence[Forecast]) -> Table:
+def _table(sample: Sample, found: Sequence[Forecast], limits: Budget | FreshnessContract) -> Table:
     table = Table(
         title=f"Application staleness in ms; the sample has {sample.rate:,.0f} rows/s",
-        caption="* the promise is broken; it includes the fixed time of a micro-batch",
+        caption=_BROKEN if isinstance(limits, FreshnessContract) else _WITHOUT_FIXED,
         box=box.SIMPLE_HEAD,
     )
     classes = list(found[0].by_class) if len(found[0].by_class) > 1 else []

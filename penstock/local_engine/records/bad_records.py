@@ -21,6 +21,8 @@ from penstock.spark_ext.sources.rejected import REFUSAL, REFUSAL_HINT, REJECTED
 __all__ = ["BadRecords", "RecordInput", "Records", "read_in_parts"]
 
 _SOURCE: Final = "source"
+_PLACE: Final = ("file", "topic", "partition", "offset")
+"""The columns of `REJECTED` that locate a record."""
 _PARTITION: Final = 0
 """The task that rejects a source's records; Spark has one for each of its partitions."""
 
@@ -39,7 +41,7 @@ class Records:
         The numbers of the rows of bad records, in order.
     facts : callable
         Returns the columns of `REJECTED`, except the source, for the bad records. Called only if bad records
-        are rejected.
+        are rejected or refused.
     """
 
     rows: pa.Table
@@ -106,7 +108,9 @@ class BadRecords:
             rows = some.rows
             if some.bad:
                 if self._on_error == "fail":
-                    raise InvalidUsageError(REFUSAL, hint=REFUSAL_HINT, source=self._place)
+                    facts = some.facts()
+                    place = {name: facts[name][0] for name in _PLACE if name in facts}
+                    raise InvalidUsageError(REFUSAL, hint=REFUSAL_HINT, source=self._place, **place)
                 batch.bad_records += len(some.bad)
                 if self._reject_to is not None and writes:
                     rejected.append(self._describe(some))

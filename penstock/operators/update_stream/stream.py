@@ -190,7 +190,8 @@ class UpdateStream:
                 refused,
                 rows=count,
                 columns=columns,
-                hint="filter them out first, or set nulls to drop, which counts them",
+                hint="filter them out first, or set nulls to drop, which counts them. A record that cannot "
+                "be read has nulls, too, unless its source has on_error: skip",
             )
         return rows.filter(pa.array(~mask)), count
 
