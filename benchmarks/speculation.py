@@ -36,6 +36,7 @@ __all__ = ["report"]
 
 RESULT = REPOSITORY / "benchmarks" / "results" / "speculation.txt"
 OLTP_RESULT = RESULT.with_name("speculation_oltp.txt")
+PYTHON_RESULT = RESULT.with_name("speculation_python.txt")
 MODES: tuple[bool | str, ...] = (False, "rows", "tables", "occ")
 ACCOUNTS = 100_000
 SIZE = 5_000
@@ -254,7 +255,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure")
     parser.add_argument("--out", type=Path, help="the file of the result")
     options = parser.parse_args()
-    out = options.out or (OLTP_RESULT if options.parts == ["oltp"] else RESULT)
+    alone = options.parts[0] if len(options.parts) == 1 else None
+    out = options.out or {"oltp": OLTP_RESULT, "python": PYTHON_RESULT}.get(alone, RESULT)
     print_and_save(report(options.runs, options.events, options.requests, options.parts), out)
 
 
