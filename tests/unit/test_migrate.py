@@ -21,6 +21,7 @@ from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.state_copy.migrate import _convert, _parse, migrate_state
 from penstock.spark_ext.state_copy.query_copy import plan_copy
+from penstock.spark_ext.state_copy.wider_types import check_wider
 from tests.stopped_queries import Made, tree
 from tests.streams import through_bytes
 
@@ -99,6 +100,17 @@ def test_other_changes_are_refused_before_anything_is_written(tmp_path: Path, sc
     with pytest.raises(InvalidUsageError, match=fact):
         migrate_state(made.checkpoint, made.state, made.to, schema=schema)
     assert tree(tmp_path) == before
+
+
+def test_only_windows_widen_fields_of_structs() -> None:
+    was, now = (
+        parse_schema(f"s struct<a:int, b:struct<c:{kind}>>").field(0).type for kind in ("int", "bigint")
+    )
+    with pytest.raises(InvalidUsageError, match="cannot hold all old values exactly: column=s"):
+        check_wider("s", was, now)
+    check_wider("s", was, now, in_structs=True)
+    with pytest.raises(InvalidUsageError, match=r"column=s.b.c was=int64 now=int32"):
+        check_wider("s", now, was, in_structs=True)
 
 
 def test_an_unfinished_copy_is_continued_with_its_own_schema_only(tmp_path: Path) -> None:

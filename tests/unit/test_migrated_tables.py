@@ -165,6 +165,26 @@ def test_other_changes_of_tables_are_refused_before_anything_is_written(
     assert tree(tmp_path) == before
 
 
+def test_wider_fields_of_a_table_are_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = Counts.snapshot
+
+    def with_struct(self: Counts) -> dict[str, pa.Table]:
+        tables = snapshot(self)
+        values = pa.array([{"a": 1}] * tables["last"].num_rows, pa.struct([("a", pa.int32())]))
+        return tables | {"last": tables["last"].append_column("s", values)}
+
+    monkeypatch.setattr(Counts, "snapshot", with_struct)
+    made = Made(tmp_path)
+    before = tree(tmp_path)
+    with pytest.raises(InvalidUsageError, match="cannot hold all old values exactly: column=s"):
+        migrate_state(
+            made.checkpoint, made.state, made.to, tables={"last": "k string, n int, s struct<a:bigint>"}
+        )
+    assert tree(tmp_path) == before
+
+
 def test_the_command_migrates_tables(tmp_path: Path) -> None:
     made = Made(tmp_path)
     given = [str(made.checkpoint), "--state", str(made.state), "--to", str(made.to)]

@@ -89,7 +89,7 @@ def widen_windows(specification: Mapping[str, Any], columns: StructType) -> Wide
         if kind == UNKNOWN or schema[place] == (column := _described(name, kind)):
             continue
         was[name], now[name] = parse_schema(schema[place]).field(name).type, kind
-        check_wider(text, was[name], kind)
+        check_wider(text, was[name], kind, in_structs=True)
         schema[place] = column
     arguments = tuple(text for text, name in names.items() if name in now)
     _check_sketches(partials, {name for text in arguments for name in expressions[text].columns})

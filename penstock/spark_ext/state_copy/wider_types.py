@@ -22,18 +22,27 @@ _HINT: Final = "keep the type, and cast the column behind the operator"
 _ZONE_HINT: Final = "the instant of a date depends on the session's time zone; use timestamp_ntz"
 
 
-def check_wider(column: str, was: pa.DataType, now: pa.DataType) -> None:
+def check_wider(column: str, was: pa.DataType, now: pa.DataType, *, in_structs: bool = False) -> None:
     """Check that a column's new type is wider.
+
+    Parameters
+    ----------
+    column : str
+        The column.
+    was, now : pyarrow.DataType
+        The old and the new type.
+    in_structs : bool
+        Accept structs whose fields are wider. `cast_exactly` does not convert structs.
 
     Raises
     ------
     InvalidUsageError
         If the new type cannot hold all values of the old type.
     """
-    if pa.types.is_struct(was) and pa.types.is_struct(now) and [*was.names] == [*now.names]:
+    if in_structs and pa.types.is_struct(was) and pa.types.is_struct(now) and [*was.names] == [*now.names]:
         for old, new in zip(was, now, strict=True):
             if old.type != new.type:
-                check_wider(f"{column}.{old.name}", old.type, new.type)
+                check_wider(f"{column}.{old.name}", old.type, new.type, in_structs=True)
     elif now not in _WIDER.get(was, ()):
         hint = _ZONE_HINT if was == pa.date32() else _HINT
         raise InvalidUsageError(_FACT, column=column, was=was, now=now, hint=hint)
