@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.aggregates.own_states import check_own_images, finish_own
@@ -97,7 +97,13 @@ def test_a_condition_filters_the_values() -> None:
     split = decompose({"a": f"{Spread.of('x')} FILTER (WHERE y > 0)"}, "t")
     assert split.partials[0].expression == "CASE WHEN y > 0 THEN x END"
     split = decompose({"a": f"{WeightedMean.of('x', 'x + y')} FILTER (WHERE y > 0)"}, "t")
-    assert split.partials[0].expression == "NAMED_STRUCT('v0', CASE WHEN y > 0 THEN x END, 'v1', x + y)"
+    assert split.partials[0].expression == (
+        "NAMED_STRUCT('v0', CASE WHEN y > 0 THEN x END, 'v1', CASE WHEN y > 0 THEN x + y END)"
+    )
+    rows = pa.table({"x": pa.array([2**63 - 1, 1], pa.int64()), "y": pa.array([0, 1], pa.int64())})
+    split = decompose({"a": f"{WeightedMean.of('y', 'x + 1')} FILTER (WHERE y > 0)"}, "t")
+    values = evaluate(Expression.parse(split.partials[0].expression), rows).to_pylist()
+    assert values == [{"v0": None, "v1": None}, {"v0": 1, "v1": 2}]
 
 
 def test_an_aggregate_of_two_values_is_called_with_two() -> None:
@@ -134,10 +140,39 @@ def test_rows_in_which_any_value_is_null_are_skipped(sets: list[list[Any]], cut:
     assert means == [above / below if below else None for above, below in totals]
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.struct([("v0", pa.float64()), ("v1", pa.string())])])
-def test_values_that_are_not_numbers_are_refused(kind: pa.DataType) -> None:
+TWO = Partial("own", "x", "s", function="tests.aggregates:WeightedMean")
+
+
+def numbers(count: int) -> pa.DataType:
+    return pa.struct([(f"v{number}", pa.float64()) for number in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("partial", "kind"),
+    [
+        (PARTIAL, pa.string()),
+        (PARTIAL, numbers(1)),
+        (PARTIAL, numbers(2)),
+        (TWO, pa.float64()),
+        (TWO, numbers(1)),
+        (TWO, numbers(3)),
+        (TWO, pa.struct([("v0", pa.float64()), ("v1", pa.string())])),
+        (TWO, pa.struct([("v0", pa.float64()), ("v1", numbers(2))])),
+    ],
+)
+def test_other_values_than_a_number_for_each_parameter_are_refused(
+    partial: Partial, kind: pa.DataType
+) -> None:
     with pytest.raises(InvalidUsageError, match="cannot aggregate a column of this type"):
-        new_accumulator(PARTIAL, kind)
+        new_accumulator(partial, kind)
+
+
+@pytest.mark.parametrize(("partial", "given"), [(PARTIAL, 2), (TWO, 1), (TWO, 3)])
+def test_no_kernel_runs_over_another_number_of_values(partial: Partial, given: int) -> None:
+    accumulator = new_accumulator(partial, pa.float64() if partial is PARTIAL else numbers(2))
+    values = pa.array([dict.fromkeys(numbers(given).names, 1.0)], numbers(given))
+    with pytest.raises(InternalError, match="gets another number of values"):
+        accumulator.add(np.ones(1, np.int32), np.zeros(1), values, 2)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +219,11 @@ def test_a_wrong_definition_is_an_error_at_once(change: dict[str, Any], fact: st
     with pytest.raises(InvalidUsageError, match=fact) as raised:
         type("Wrong", (penstock.Aggregate,), right | change)
     assert raised.value.context["aggregate"] == "Wrong"
+    apart = {
+        "add": staticmethod(lambda state, value, /, weight: None),
+        "merge": staticmethod(lambda state, other, /: None),
+    }
+    assert type("Apart", (penstock.Aggregate,), right | apart).__name__ == "Apart"
     with pytest.raises(InvalidUsageError, match="has no add"):
         type("Short", (penstock.Aggregate,), {name: one for name, one in right.items() if name != "add"})
 

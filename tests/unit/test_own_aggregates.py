@@ -117,6 +117,10 @@ def test_an_aggregate_of_two_values_gets_the_rows_in_which_both_are_known(
     [
         (("', v, w)", "', v)"), r"w\.yaml:5.*another number of values than its add takes.*2: value, weight"),
         (("', v, w)", "', v, k)"), "does not take values of this type"),
+        (
+            ("WeightedMean', v, w)", "Spread', named_struct('a', v, 'b', w))"),
+            "does not take values of this type",
+        ),
     ],
 )
 def test_wrong_values_are_an_error_before_the_first_batch(

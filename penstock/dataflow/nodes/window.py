@@ -308,7 +308,7 @@ class Aggregate(Node):
                 )
             return
         fits = _is_number(kind) or (partial.kind != "kll" and pa.types.is_temporal(kind))
-        if kind != UNKNOWN and not (takes_values(kind) if partial.kind == "own" else fits):
+        if kind != UNKNOWN and not (takes_values(partial.function, kind) if partial.kind == "own" else fits):
             part = partial.function or f"({partial.expression})"
             written = [one.text for _, one in self.aggregates if part in one.text]
             raise self.wrong(

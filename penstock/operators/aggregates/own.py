@@ -17,7 +17,7 @@ from penstock._lazy import import_named
 from penstock.errors import InvalidUsageError
 from penstock.sql.syntax.functions import OWN_FUNCTION
 
-__all__ = ["Aggregate", "find_aggregate", "takes_values", "value_expression"]
+__all__ = ["Aggregate", "find_aggregate", "parameter_names", "takes_values", "value_expression"]
 
 _PARAMETERS: Final = {
     "init": ("state",),
@@ -98,7 +98,9 @@ class Aggregate:
                 raise _wrong(cls, f"has a {name} that is not a static method", f"write {call}")
             given = inspect.signature(function.__func__).parameters.values()
             fits = len(given) >= 2 if several else len(given) == len(parameters)
-            if not fits or any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in given):
+            if not fits or any(
+                one.kind not in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in given
+            ):
                 raise _wrong(cls, f"has a {name} with other arguments", f"write {call}")
 
     @classmethod
@@ -156,6 +158,11 @@ def find_aggregate(reference: str) -> type[Aggregate]:
     return found
 
 
+def parameter_names(aggregate: type[Aggregate]) -> list[str]:
+    """Return the names of the values that an aggregate's `add` takes."""
+    return list(inspect.signature(aggregate.add).parameters)[1:]  # type: ignore[attr-defined]  # users define it
+
+
 def value_expression(
     aggregate: type[Aggregate], expressions: Sequence[str], condition: str | None = None
 ) -> str:
@@ -168,14 +175,14 @@ def value_expression(
     expressions : sequence of str
         The values.
     condition : str, optional
-        The rows to aggregate; the value is null in other rows.
+        The rows to aggregate; the values are null in other rows.
 
     Raises
     ------
     InvalidUsageError
         If `add` takes another number of values.
     """
-    names = list(inspect.signature(aggregate.add).parameters)[1:]  # type: ignore[attr-defined]  # users define it
+    names = parameter_names(aggregate)
     if len(expressions) != len(names):
         raise InvalidUsageError(
             "an own aggregate is called with another number of values than its add takes",
@@ -183,18 +190,36 @@ def value_expression(
             values=", ".join(expressions) or "none",
             hint=f"give it {len(names)}: {', '.join(names)}",
         )
-    first, *others = expressions
-    if condition is not None:
-        first = f"CASE WHEN {condition} THEN {first} END"
-    if not others:
-        return first
+    # A value may be an error in rows that the condition drops, so each has the condition.
+    values = [text if condition is None else f"CASE WHEN {condition} THEN {text} END" for text in expressions]
+    if len(values) == 1:
+        return values[0]
     # Renamed parameters of `add` must not change the columns of a checkpoint.
-    fields = ", ".join(f"'v{number}', {text}" for number, text in enumerate([first, *others]))
+    fields = ", ".join(f"'v{number}', {text}" for number, text in enumerate(values))
     return f"NAMED_STRUCT({fields})"
 
 
-def takes_values(kind: pa.DataType) -> bool:
-    """Return whether aggregates take values of a type: numbers, or structs of numbers."""
-    if pa.types.is_struct(kind):
-        return all(takes_values(field.type) and not pa.types.is_struct(field.type) for field in kind)
+def takes_values(reference: str, kind: pa.DataType) -> bool:
+    """Return whether an aggregate takes a column of a type: numbers, or a struct of a number for each value.
+
+    Parameters
+    ----------
+    reference : str
+        The aggregate, as ``module:Class``.
+    kind : pyarrow.DataType
+        The type of the column; see `value_expression`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the aggregate cannot be imported.
+    """
+    count = len(parameter_names(find_aggregate(reference)))
+    if count == 1:
+        return _is_number(kind)
+    is_struct = pa.types.is_struct(kind) and kind.num_fields == count
+    return is_struct and all(_is_number(field.type) for field in kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow as pa
 
 from penstock._kernels import UNCOMPILABLE, kernel, users_kernel
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
-from penstock.operators.aggregates.own import Aggregate, find_aggregate
+from penstock.operators.aggregates.own import Aggregate, find_aggregate, parameter_names
 from penstock.operators.update_stream.stream import Integers
 
 __all__ = ["OwnStates", "check_own_images", "finish_own", "unite_own"]
@@ -55,7 +54,7 @@ def _compiled(reference: str) -> _Kernels:
 def _compile(aggregate: Any) -> _Kernels:
     methods = (aggregate.init, aggregate.add, aggregate.merge, aggregate.finish)
     init, add, merge, finish = map(users_kernel, methods)
-    count = len(inspect.signature(aggregate.add).parameters) - 1
+    count = len(parameter_names(aggregate))
     # Numba passes on only a fixed number of arguments.
     arguments = ", ".join(f"values[{number}, at]" for number in range(count))
     text = f"lambda state, values, at: add(state, {arguments})"
@@ -175,6 +174,13 @@ class OwnStates:
         slots = slots.astype(np.int32, copy=False)
         # The fields of a null struct are null as well.
         columns = values.flatten() if pa.types.is_struct(values.type) else [values]
+        # The kernel reads a row of `values` for each value that the aggregate takes, unchecked.
+        if not self._of_states and len(columns) != self._kernels.values:
+            raise InternalError(
+                "an own aggregate gets another number of values",
+                values=len(columns),
+                takes=self._kernels.values,
+            )
         for column in columns:
             if column.null_count:
                 slots = np.where(column.is_valid().to_numpy(zero_copy_only=False), slots, np.int32(0))

@@ -76,7 +76,7 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
     if partial.kind == "sketch":
         return _Sketch(kind, partial.log2_size)
     number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
-    if partial.kind == "own" and (takes_values(kind) or pa.types.is_binary(kind)):
+    if partial.kind == "own" and (pa.types.is_binary(kind) or takes_values(partial.function, kind)):
         return OwnStates(kind, partial.function)
     if partial.kind == "kll" and (number or pa.types.is_binary(kind)):
         return _Quantiles(kind, partial.log2_size)
