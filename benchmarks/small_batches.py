@@ -11,14 +11,13 @@ round and the first micro-batches of each start are left out.
 
 The difference is Penstock's part. Times of the clock depend on the machine's load, processor time much less.
 The phases are those of the slowest bucket of each micro-batch, from the operator's metrics; ``commit``
-includes two syncs of the disk. `catch-ups` is the share of buckets whose worker had an older state.
+includes two syncs of the disk. `catch-ups` is the share of buckets whose worker had an older state or none.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from benchmarks.harness import (
     Workload,
     median,
     print_and_save,
+    report_foot,
     report_head,
     scratch,
     session,
@@ -90,13 +90,12 @@ def report(rounds: int, batches: int) -> Iterator[str]:
             if part != "CPU this":  # it holds the probe
                 cells = " ".join(f"{cell:7.1f}" for cell in np.percentile(values, [0, 25, 50, 75]))
                 yield f"{contender:10} {part:18} {cells}"
-    yield ""
     yield "Penstock's part, ms: " + ", ".join(
         f"{part} {median(found['penstock'][part]) - median(values):.0f}"
         for part, values in found["spark"].items()
         if part in ("triggerExecution", "addBatch", "CPU java", "CPU workers")
     )
-    yield f"load {os.getloadavg()[0]:.1f} at the end"
+    yield from report_foot()
 
 
 def main() -> None:

@@ -240,7 +240,7 @@ def report(runs: int, count: int, requests: int, parts: Sequence[str]) -> Iterat
     yield "at coord.: the share of transactions that ran at the coordinator; gathered: the tables whose rows"
     yield "were there at the end. beside: transactions that ran beside others of their call; merged: requests"
     yield "that ran in one call with earlier ones; later: requests that ran beside earlier ones; in all runs."
-    yield "run with occ is the same as off, so the difference of these two is that of a busy machine."
+    yield "run with occ is the same as off, so the difference of these two shows how much runs vary."
     yield from report_foot()
 
 

@@ -69,14 +69,14 @@ def check_pipeline(
         raise PipelineError(problems)
     from penstock.checkpointing.files.s3a import keep_s3a
     from penstock.jobs.pipelines.graph import graph_of
-    from penstock.jobs.pipelines.places import check_header, check_inputs, check_places, check_upsert
+    from penstock.jobs.pipelines.places import check_headers, check_inputs, check_places, check_upsert
 
     keep_s3a({**loaded.query.spark, **(settings or {})}.items(), os.environ)
     checks: list[Callable[[Pipeline, Document], object]] = [
         graph_of,
         check_places,
         check_upsert,
-        check_header,
+        check_headers,
     ]
     if loaded.engine == "local":
         if own_process and not problems and not _has_users_code(loaded):
@@ -112,8 +112,9 @@ def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
     from penstock.dataflow.checkpoint import check_same_shape
     from penstock.dataflow.shape import shape
     from penstock.jobs.pipelines.graph import graph_of
+    from penstock.jobs.pipelines.places import sources_of
 
-    directory, sources = GraphDirectory(location), _sources(pipeline)
+    directory, sources = GraphDirectory(location), sources_of(pipeline)
     try:
         old = directory.newest("graph")
         plan = graph_of(pipeline, document).plan(None, pipeline.planned_persist)
@@ -127,24 +128,13 @@ def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
     except InvalidUsageError as error:
         path: FieldPath = ("query", "checkpoint")
         if (name := error.context.get("operator")) in sources:
-            path = (*sources[name][0], "schema")
+            path = sources[name][0]
+            if (*path, "schema") in document.places:
+                path = (*path, "schema")
         context = "".join(f" {name}={value}" for name, value in error.context.items())
         raise PipelineError(
             [describe(document.place(path), path, f"{error.fact}:{context}", error.hint)]
         ) from None
-
-
-def _sources(pipeline: Pipeline) -> dict[str, tuple[FieldPath, Source]]:
-    """Return the sections of a pipeline's sources, and their paths, by their names in the graph."""
-    from penstock.jobs.pipelines.graph import OTHER, SOURCE
-
-    found: dict[str, tuple[FieldPath, Source]] = {SOURCE: (("source",), pipeline.source)}
-    if pipeline.union is not None:
-        for name, other in pipeline.union.inputs.items():
-            found[name] = ("union", "inputs", name, "source"), other.source
-    if pipeline.join is not None:
-        found[OTHER] = ("join", "with", "source"), pipeline.join.other.source
-    return found
 
 
 def _declares_columns(section: tuple[FieldPath, Source]) -> bool:

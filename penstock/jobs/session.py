@@ -288,11 +288,13 @@ def open_session(
 def _stop(spark: SparkSession, signals: StopSignals) -> None:
     """Stop a session, unless a signal to all processes has already ended its JVM."""
     try:
-        if signals.received is not None:
-            # A query that starts when its context ends prints a trace of Java.
-            for query in spark.streams.active:
-                query.stop()
-        spark.stop()
+        try:
+            if signals.received is not None:
+                # A query that starts when its context ends prints a trace of Java.
+                for query in spark.streams.active:
+                    query.stop()
+        finally:
+            spark.stop()
     except (Py4JError, ConnectionError) as error:
         if signals.received is None or not is_without_answer(error):
             raise

@@ -175,7 +175,7 @@ class _Driver:
         locations = {name.upper(): self.places.of_pipelines(name) for name in PLACES}
         paths = {"PYTHONPATH": f"{self.directory / 'modules'}:{ROOT}", "PYSPARK_PYTHON": sys.executable}
         environment = {**os.environ, **paths, **locations, **self.places.environment}
-        with self._log.open("w") as log:
+        with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 [*command, *conf], cwd=self.directory, env=environment, stdout=log, stderr=log, text=True,
                 start_new_session=True,
@@ -202,6 +202,7 @@ class _Driver:
                 return
             self.kill()
             self.start()
+        raise AssertionError(f"Spark was too slow {_STARTS} times: {self._said}")
 
     @property
     def _log(self) -> Path:

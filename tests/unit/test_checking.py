@@ -63,18 +63,33 @@ def test_a_header_that_would_be_read_as_a_row_is_found(
 ) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text(first, newline="")
+    (tmp_path / "in" / ".a.csv.crc").write_text("crc")
+    (tmp_path / "in" / "_SUCCESS").touch()
     source = {"type": "files", "format": "csv", "path": str(tmp_path / "in"), "options": options}
     schema = "k string, t timestamp"
     file = written(tmp_path, {"source": source | {"schema": schema}, "queue": {"key": "k", "time": "t"}})
     if wrong:
-        hint = "set source.options to {header: true}"
+        hint = "add header: true to the source's options"
         expected = f"source.path: the first line of {tmp_path / 'in' / 'a.csv'} is a header. Hint: {hint}."
         assert problems_of(file) == [expected]
-        assert problems_of(file, "source.schema=k text") == [
-            text for text in problems_of(file, "source.schema=k text") if "source.schema" in text
-        ]
+        assert all("source.schema" in problem for problem in problems_of(file, "source.schema=k text"))
     else:
         check_pipeline(file, [])
+
+
+def test_headers_of_other_sources_are_found_and_a_source_without_a_separator_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.csv").write_text("k,t\n")
+    source: dict[str, Any] = {
+        "type": "files", "format": "csv", "path": str(tmp_path / "a.csv"), "schema": "k string, t timestamp"
+    }  # fmt: skip
+    union = {"key": "k", "time": "t", "inputs": {"other": {"source": source}}}
+    apart = source | {"options": {"sep": ""}}
+    document = {name: section for name, section in BASE.items() if name != "queue"}
+    (tmp_path / "u.yaml").write_text(yaml.safe_dump(document | {"source": apart, "union": union}))
+    (problem,) = [text for text in problems_of(str(tmp_path / "u.yaml")) if "header" in text]
+    assert problem.startswith("union.inputs.other.source.path: the first line of")
 
 
 @pytest.mark.parametrize(

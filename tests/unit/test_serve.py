@@ -165,7 +165,7 @@ def test_a_taken_port_is_refused_without_lines_of_grpc(
 ) -> None:
     with pytest.raises(UnavailableError, match="cannot listen at this address"):
         DatabaseServer(db, port=server.port)
-    assert capfd.readouterr().err == ""
+    assert "Failed to add port" not in capfd.readouterr().err
 
 
 def test_too_many_calls_are_refused_and_then_taken(db: OpenDatabase, monkeypatch: pytest.MonkeyPatch) -> None:

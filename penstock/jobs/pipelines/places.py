@@ -9,17 +9,26 @@ from typing import Final
 
 from penstock.conf.cross_field_checks import side_streams
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
-from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline, PStreamSink, SparkSink, UpsertSink
+from penstock.conf.pipeline import (
+    FilesSource,
+    ParquetSink,
+    Pipeline,
+    PStreamSink,
+    Source,
+    SparkSink,
+    UpsertSink,
+)
 from penstock.errors import InvalidUsageError
 
 __all__ = [
-    "check_header",
+    "check_headers",
     "check_inputs",
     "check_places",
     "check_upsert",
     "missing_inputs",
     "nearest_directory",
     "read_places",
+    "sources_of",
     "written_places",
 ]
 
@@ -124,36 +133,60 @@ def missing_inputs(pipeline: Pipeline, document: Document) -> list[str]:
     ]
 
 
-def check_header(pipeline: Pipeline, document: Document) -> None:
+def check_headers(pipeline: Pipeline, document: Document) -> None:
     """Check that no header of CSV files is read as a row.
 
     Raises
     ------
     PipelineError
-        If the first line of the first file names the columns, and no option says whether it is a header.
+        If the first line of a source's first file names the columns, and no option says whether it is a
+        header.
     """
-    source, path = pipeline.source, ("source", "path")
-    if not isinstance(source, FilesSource) or source.format != "csv" or source.columns is None:
+    if _is_on_cluster():
         return
+    problems = []
+    for path, source in sources_of(pipeline).values():
+        file = _file_with_header(source) if isinstance(source, FilesSource) else None
+        if file is not None:
+            at = (*path, "path")
+            fact, hint = f"the first line of {file} is a header", "add header: true to the source's options"
+            problems.append(describe(document.place(at), at, fact, hint))
+    if problems:
+        raise PipelineError(problems)
+
+
+def sources_of(pipeline: Pipeline) -> dict[str, tuple[FieldPath, Source]]:
+    """Return the sections of a pipeline's sources, and their paths, by their names in the graph."""
+    from penstock.jobs.pipelines.graph import OTHER, SOURCE  # slow to import
+
+    found: dict[str, tuple[FieldPath, Source]] = {SOURCE: (("source",), pipeline.source)}
+    if pipeline.union is not None:
+        for name, other in pipeline.union.inputs.items():
+            found[name] = ("union", "inputs", name, "source"), other.source
+    if pipeline.join is not None:
+        found[OTHER] = ("join", "with", "source"), pipeline.join.other.source
+    return found
+
+
+def _file_with_header(source: FilesSource) -> Path | None:
+    """Return the first file of a source if a header in it would be read as a row."""
     options = {name.lower(): text for name, text in source.options.items()}
-    if "header" in options or (path, source.path) not in read_places(pipeline) or _is_on_cluster():
-        return
+    separator = options.get("sep", options.get("delimiter", ","))
+    if source.format != "csv" or source.columns is None or "header" in options or not separator:
+        return None
     from penstock.ddl import parse_schema  # few pipelines read CSV
 
-    place = Path(source.path)
-    file = next((one for one in sorted(place.iterdir()) if one.is_file()), None) if place.is_dir() else place
-    if file is None or not file.is_file():
-        return
-    separator = options.get("sep", options.get("delimiter", ","))
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        names = [name.strip(' "\n') for name in lines.readline(_LONGEST_HEADER).split(separator)]
     try:
-        declared = parse_schema(source.columns).names
-    except InvalidUsageError:
-        return  # another check reports it
-    if names == declared:
-        fact, hint = f"the first line of {file} is a header", "set source.options to {header: true}"
-        raise PipelineError([describe(document.place(path), path, fact, hint)])
+        place = Path(source.path)
+        files = place.iterdir() if place.is_dir() else [place]
+        file = min((one for one in files if one.name[0] not in "._" and one.is_file()), default=None)
+        if file is None:
+            return None
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            names = [name.strip(' "\n') for name in lines.readline(_LONGEST_HEADER).split(separator)]
+        return file if names == parse_schema(source.columns).names else None
+    except (OSError, InvalidUsageError):
+        return None  # other checks report what is wrong
 
 
 def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool]]:

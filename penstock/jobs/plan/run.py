@@ -32,9 +32,8 @@ from penstock.units import parse_duration_us
 
 __all__ = ["PlanRequest", "best_of", "measured_engine", "read_sample", "run_plan"]
 
-_WITHOUT_FIXED: Final = (
-    "staleness without the fixed time of a micro-batch, so it may be less than batch, its duration"
-)
+_LEAST_SPAN_US: Final = 1_000_000
+_WITHOUT_FIXED: Final = "staleness leaves out the fixed time of a micro-batch, so it can be less than batch"
 _BROKEN: Final = f"{_WITHOUT_FIXED}; * the promise, which includes the fixed time, is broken"
 
 
@@ -208,6 +207,8 @@ def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | N
         need_extra("plot", "a plot")
     if min(request.loads, default=0) <= 0 or min(request.cores, default=0) < 1:
         raise InvalidUsageError("loads and cores are not positive", loads=request.loads, cores=request.cores)
+    if parse_duration_us(request.span) < _LEAST_SPAN_US:
+        raise InvalidUsageError("too short a time to simulate", span=request.span, hint="give at least 1 s")
     rows = read_sample(path, request.max_rows)
     arrival = [] if request.arrival is None else [request.arrival]
     for option, names in (("--key", request.key), ("--time", [request.time]), ("--arrival", arrival)):

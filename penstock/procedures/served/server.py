@@ -56,9 +56,8 @@ def _check_free(host: str, port: int) -> None:
     """Raise OSError if the port is taken: gRPC would also write two lines to standard error."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as trial:
-        trial.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # the last server's connections may linger
+        # Connections of the last server may linger.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         trial.bind(address)
 
 
