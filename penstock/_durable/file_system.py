@@ -13,8 +13,8 @@ from penstock.errors import UnavailableError
 
 __all__ = ["FileSystem"]
 
-_KINDS = {"ext4", "xfs", "f2fs", "overlay"}
-"""On others, such as FUSE, a sync of the file system may leave writes in a cache."""
+_KINDS = {"ext4", "xfs", "f2fs"}
+"""On others, a sync may leave writes in a cache, as on FUSE, or not report failed writes, as on overlayfs."""
 _REPORTS_ERRORS = (5, 8)
 """Since this version of Linux, `syncfs` reports that earlier writes have failed."""
 
@@ -43,12 +43,17 @@ class FileSystem:
         return tuple(map(int, version.groups())) >= _REPORTS_ERRORS and self._kind() in _KINDS
 
     def _kind(self) -> str | None:
-        device = f"{os.major(self._device)}:{os.minor(self._device)}"
+        device = f"{os.major(self._device)}:{os.minor(self._device)}".encode()
+        try:
+            mounts = Path("/proc/self/mountinfo").read_bytes()
+        except OSError:
+            return None
         # See proc_pid_mountinfo(5): the device is the third field, the kind is the first after a dash.
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            fields, _, rest = line.partition(" - ")
-            if fields.split()[2] == device:
-                return rest.split()[0]
+        # A mount point may have any bytes except spaces and line feeds.
+        for line in mounts.split(b"\n"):
+            fields, _, rest = line.partition(b" - ")
+            if fields.split(b" ")[2:3] == [device]:
+                return rest.split(b" ")[0].decode(errors="replace")
         return None
 
     def has(self, path: Path) -> bool:

@@ -100,6 +100,7 @@ def test_elsewhere_each_file_and_the_checkpoint_are_synced(
         ("Linux", "5.8", "xfs", True),
         ("Linux", "5.4.0", "ext4", False),
         ("Darwin", "23.1.0", "ext4", False),
+        ("Linux", "6.1.0", "overlay", False),
     ],
 )
 def test_only_some_file_systems_sync_all_files_and_report_errors(
@@ -118,6 +119,30 @@ def test_the_kind_of_a_file_system_is_that_of_its_mount(tmp_path: Path) -> None:
     assert FileSystem(Path("/proc"))._kind() == "proc"
     assert FileSystem(tmp_path).has(tmp_path)
     assert not FileSystem(tmp_path).has(Path("/proc"))
+
+
+def test_a_mount_point_may_have_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = tmp_path.stat().st_dev
+    device = f"{os.major(status)}:{os.minor(status)}".encode()
+    mounts = (
+        b"21 1 0:99 / /caf\xe9\r\x0b\x1c\xc2\x85end rw shared:1 - tmpfs none rw\n"
+        b"22 1 " + device + b" / /data\r\xff rw shared:1 - xfs /dev/sda rw\n"
+    )
+    monkeypatch.setattr(Path, "read_bytes", lambda _: mounts)
+    assert FileSystem(tmp_path)._kind() == "xfs"
+
+
+def test_without_a_list_of_mounts_each_file_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr("platform.release", lambda: "6.1.0")
+
+    def refuse(path: Path) -> bytes:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert not FileSystem(tmp_path).syncs_all
 
 
 def test_a_failed_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
