@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,24 @@ def test_before_spark_4_2_a_stream_begins_with_the_first_row_after_its_first_sta
     assert _START_US < times[0] <= _START_US + 100_000
     assert now[0] - 100_000 < times[-1] <= now[0]
     assert first.partitions(again.initialOffset(), end) == [], "the first micro-batch runs again"
+
+
+def test_before_spark_4_2_the_first_micro_batch_has_the_same_rows_in_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = count(_START_US, 1_000_000)
+    monkeypatch.setattr(_clock, "now_us", lambda: next(moments))
+    monkeypatch.setattr(market, "HAS_ADMISSION_CONTROL", False)
+    first, again = reader(rowsPerSecond=10), reader(rowsPerSecond=10)
+    end = first.latestOffset(None, ReadAllAvailable())
+    parts = [
+        [(part.start, part.end) for part in source.partitions(source.initialOffset(), end)]
+        for source in (first, again)
+    ]
+    assert parts[0] == parts[1]
+    later = again.latestOffset(end, ReadAllAvailable())
+    assert later["row"] > end["row"]
+    assert rows_of(again, end, later)["seq"].to_pylist() == list(range(end["row"], later["row"]))
 
 
 def test_before_spark_4_2_offsets_of_two_start_times_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

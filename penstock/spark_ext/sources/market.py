@@ -350,7 +350,11 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     def latestOffset(self, start: dict[str, Any] | None, limit: ReadLimit) -> dict[str, Any]:
         start = self.initialOffset() if start is None else start
         self._check(start)
-        self._start_us = start["startTime"]
+        is_first_call, self._start_us = self._start_us is None, start["startTime"]
+        if is_first_call and self._options.rows is None and start["row"] == self._first_row:
+            # Another process begins with another row, but takes the end from the checkpoint. So the first
+            # micro-batch has no rows, also if it runs again.
+            return start
         row = start["row"]
         end = self._available(start)
         if isinstance(limit, ReadMaxRows):
