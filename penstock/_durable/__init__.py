@@ -1,8 +1,8 @@
 """The only module that makes files durable or deletes them.
 
 A file is published whole or not at all: written under a temporary name in the same directory, synced,
-linked under its final name (which must be new), and the directory synced. Files are private to the
-user.
+linked under its final name (which must be new), and the directory synced. Only a file of `create` gets its
+name at once, and is whole and durable only after a sync of the file system. Files are private to the user.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ line    step                                   function                         
 14-15   release: drop what is obsolete         `BucketStore.sweep` deletes state files;    ``deleted``,
         and pass the marker up                 `PStream.trim_from` notes a reader's        ``release``,
                                                release; `PStream.trim` trims the stream    ``trim``
-16      retain: persist what follows           every p-stream retains: `SegmentWriter`     ``persisted``
+16      retain: persist what follows           every p-stream retains: `SegmentWriter`, or ``persisted``
+                                               `StreamWriter` if one sync is for all
 17-18   receive a p-unit                       `_StreamReader.partitions`                  ``planned``
 19, 25  drop what *PV in* has                  Spark's offset log fixes a micro-batch's
                                                rows; the next one starts at their end
@@ -31,7 +32,8 @@ The trace is off unless the environment variable ``PENSTOCK_TRACE`` names a file
 appends JSON lines, or `tracing` injects a sink. A line is written before an effect that deletes or publishes
 something (``commit``, ``release``, ``trim``, ``deleted``), and after any other effect. So the order of the
 lines proves the order of the effects. After a ``commit`` succeeds, a line ``committed`` follows. Both lines
-name the writer and its session, because another entry may take the number that a commit tried.
+name the writer and its session, because another entry may take the number that a commit tried. If one sync is
+for segments and entry, ``persisted`` comes between the two.
 `tests.models.replay` replays a trace through the model of the protocol (docs/design/0006).
 """
 

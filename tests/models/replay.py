@@ -386,8 +386,6 @@ class Replay:
         stream = log.removesuffix("/log")
         if facts["offset"] > self.ends[stream]:
             self._resolve(stream, facts["offset"])
-        lost = [name for name in facts["segments"] if name not in self.persisted]
-        require(not lost, "a commit is made before its segments are durable", stream=stream, segments=lost)
         self.pending[stream].append({"number": number, **facts})
 
     def _on_committed(self, log: str, **entry: Any) -> None:
@@ -411,6 +409,8 @@ class Replay:
     def _commit(self, stream: str, facts: Event) -> None:
         # A commit takes the place of those under its number whose process was killed before the effect.
         self.pending[stream] = [one for one in self.pending[stream] if one["number"] > facts["number"]]
+        lost = [name for name in facts["segments"] if name not in self.persisted]
+        require(not lost, "a commit is made before its segments are durable", stream=stream, segments=lost)
         if facts["end"] == facts["offset"]:
             return
         end = self.ends[stream]

@@ -14,10 +14,14 @@ from penstock import _durable
 from penstock._durable.file_system import FileSystem
 from penstock.checkpointing.files import LocalFiles
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
+from penstock.checkpointing.p_stream.update_log import UpdateLog
+from penstock.checkpointing.trace import tracing
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import ConflictError, UnavailableError
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.spark_ext.sources import p_stream_sink
+from tests.models.replay import replay
 
 ROWS = pa.table({"k": ["a", "b", "a", "c"], "t": [1, 2, 3, 4]})
 
@@ -74,6 +78,51 @@ def test_an_entry_gets_its_name_after_a_sync_of_all_that_it_needs(
     assert len(entries) == 3, "the begin of the session and two micro-batches"
     assert len(synced) == 3, "one sync for each entry"
     assert PStream(tmp_path / "out").end == 4
+
+
+def test_a_segment_is_traced_as_persisted_between_its_sync_and_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileSystem, "syncs_all", True)
+    job = pipeline(tmp_path)
+    events: list[dict[str, Any]] = []
+    sync = FileSystem.sync
+
+    def noted_sync(own: FileSystem) -> None:
+        sync(own)
+        events.append({"event": "synced"})
+
+    monkeypatch.setattr(FileSystem, "sync", noted_sync)
+    with tracing(events.append):
+        run_to_end(job)
+    steps = [event["event"] for event in events]
+    steps = [step for step in steps if step in ("commit", "synced", "persisted", "committed")]
+    batch = ["commit", "synced", "persisted", "committed"]
+    assert steps == ["commit", "synced", "persisted", "committed", "commit", "synced", "committed", *batch]
+    replay(event for event in events if event["event"] in ("commit", "persisted", "committed"))
+
+
+def test_segments_of_a_compaction_are_synced_on_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileSystem, "syncs_all", True)
+    monkeypatch.setattr(CleanupRule, "allows_compaction", lambda *_: True)
+    job = pipeline(tmp_path)
+    PStream(tmp_path / "out", ROWS.schema, update_log=UpdateLog(("k",), "t", None, 0))
+    synced: list[tuple[str, bool]] = []
+    publish = _durable.publish
+
+    def noted(path: Path, *content: Any, sync: Any = None, **options: Any) -> None:
+        if path.is_relative_to(tmp_path / "out"):
+            synced.append((path.parent.name, sync is not None))
+        publish(path, *content, sync=sync, **options)
+
+    monkeypatch.setattr(_durable, "publish", noted)
+    run_to_end(job)
+    assert PStream(tmp_path / "out").log.compaction is not None
+    assert ("segments", False) in synced
+    assert ("segments", True) not in synced
+    assert ("log", False) not in synced
 
 
 @pytest.mark.parametrize("reason", ["kind", "checkpoint elsewhere"])

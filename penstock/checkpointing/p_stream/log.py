@@ -229,8 +229,7 @@ class CommitLog:
         Parameters
         ----------
         decide : callable
-            Called again whenever other processes have added entries. Returns None if there is nothing left to
-            add.
+            Called again after other processes have added entries. Returns None if there is nothing to add.
         holds : callable
             Returns whether the log already has the entry's effect; called if the entry itself does not show
             this.
@@ -286,7 +285,7 @@ class CommitLog:
         Parameters
         ----------
         writer, batch, segments, clock, plan
-            See `Commit`. The segments must be durable.
+            See `Commit`. The segments must be durable, at the latest by the log's own sync of all files.
         session : str
             The attempt that commits; see `begin`. Empty if any attempt of the writer may commit.
 
@@ -300,7 +299,8 @@ class CommitLog:
         FencedError
             If another session of this writer has begun, or the writer has sessions and `session` is empty.
         CorruptDataError, UnavailableError
-            As for `refresh`. After `UnavailableError` the commit may be in the log; a second call is safe.
+            As for `refresh`. After `UnavailableError` the commit may be in the log; a second call is safe
+            unless the segments were not durable: they may be lost, and must be written again.
         """
 
         def decide() -> Commit | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from penstock._clock import new_id
+from penstock.checkpointing.files import LocalFiles
 from penstock.checkpointing.p_stream.log_record import Commit, Segment, Unit
 from penstock.checkpointing.p_stream.threads import Threads, usable_cores
 from penstock.checkpointing.trace import trace
@@ -200,6 +201,8 @@ class SegmentWriter:
     def finish(self) -> tuple[Segment, ...]:
         """Make all rows durable; return their segments.
 
+        Late files (`LocalFiles.late`) are durable only after a sync of the file system.
+
         Raises
         ------
         UnavailableError
@@ -242,7 +245,8 @@ class SegmentWriter:
             at += len(block)
         name = f"{self._name}{new_id()}.segment"
         self._files.publish(name, *(block for _, block in self._coded))
-        trace("persisted", segment=name)
+        if not (isinstance(self._files, LocalFiles) and self._files.late):
+            trace("persisted", segment=name)  # after late files are synced, the sink writes this line
         self._segments.append(Segment(name, tuple(units)))
         self._coded, self._coded_bytes = [], 0
 

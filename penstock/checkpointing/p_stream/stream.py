@@ -57,7 +57,7 @@ class PStream:
 
     Parameters
     ----------
-    location : str, path or LocalFiles
+    location : str or path
         A directory; see `penstock.checkpointing.files.open_files`.
     schema : pyarrow.Schema, optional
         The columns with which the stream is created if it does not exist; an existing stream must have these
@@ -83,7 +83,7 @@ class PStream:
 
     def __init__(
         self,
-        location: str | os.PathLike[str] | LocalFiles,
+        location: str | os.PathLike[str],
         schema: pa.Schema | None = None,
         *,
         direct_io: bool | None = None,
@@ -91,7 +91,7 @@ class PStream:
         cleanup: CleanupRule | None = None,
     ) -> None:
         self.cleanup = cleanup or CleanupRule()
-        self.files: Files = location if isinstance(location, LocalFiles) else open_files(location)
+        self.files: Files = open_files(location)
         if direct_io and not isinstance(self.files, LocalFiles):
             raise InvalidUsageError(
                 "direct I/O works only on local disks", location=self.files.location, hint="leave it out"

@@ -90,7 +90,10 @@ class SegmentRows:
     def write(
         self, rows: Iterable[pa.RecordBatch], writer: str, batch: int, partition: int
     ) -> tuple[Segment, ...]:
-        """Make a task's rows durable; return their segments, which are empty if there are no rows."""
+        """Make a task's rows durable; return their segments, which are empty if there are no rows.
+
+        With `late`, the rows are durable only after a sync of the file system.
+        """
         coder = _coder(self._goal, self._identity)
         segments = SegmentWriter(self._segments, coder, writer, batch, partition, unit_rows=self._unit_rows)
         for some in rows:

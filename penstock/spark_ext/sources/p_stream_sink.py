@@ -15,12 +15,14 @@ from pyspark.sql.types import StructType
 from penstock._clock import new_id
 from penstock._durable.file_system import FileSystem
 from penstock._failpoints import failpoint
-from penstock.checkpointing.files import Files, LocalFiles, open_files
+from penstock.checkpointing.files import Files, LocalFiles
 from penstock.checkpointing.p_stream import PStream, Segment
+from penstock.checkpointing.p_stream.log import CommitLog
 from penstock.checkpointing.p_stream.log_record import WriterState
 from penstock.checkpointing.p_stream.segments import pieces, read_blocks
 from penstock.checkpointing.p_stream.update_log.background import compact_if_due
 from penstock.checkpointing.spark_checkpoint import local_path, make_durable, plan_of
+from penstock.checkpointing.trace import trace
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.spark_ext.border.spark_versions import DataSourceStreamArrowWriter, check_stream_columns
 from penstock.spark_ext.border.types import check_same
@@ -97,6 +99,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._rows: SegmentRows | None = None
         self._stream: PStream | None = None
         self._file_system: FileSystem | None = None
+        self._late: list[Segment] = []  # written, but not synced
         if options.descriptors:
             check_same(schema, DESCRIPTORS, options.path)
         else:
@@ -121,7 +124,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write_rows(
         self, rows: Iterator[pa.RecordBatch], query: str, batch: int, partition: int
     ) -> WriterCommitMessage:
-        """Make rows of a query's micro-batch durable, invisible before the commit; see `write`."""
+        """Make rows of a query's micro-batch durable, invisible before the commit; see `write`.
+
+        With one sync for all files, the rows are durable only when the commit is.
+        """
         writer = self._options.writer or query
         segments = (
             segments_in(rows, writer, batch)
@@ -135,6 +141,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         written = _sort_segments(messages)
         if not any(message.segments for message in written):
             return
+        segments = list(chain.from_iterable(message.segments for message in written))
+        self._late = [] if self._file_system is None else segments
         writer, query = written[0].writer, written[0].query
         stream = self._open()
         state = stream.log.writers.get(writer)
@@ -149,7 +157,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 now=query,
                 hint="give each checkpoint a writer of its own",
             )
-        segments = list(chain.from_iterable(message.segments for message in written))
         plan = plan_of(self._options.checkpoint, batchId)
         failpoint("sink.before_commit")
         if not stream.log.commit(writer, batchId, segments, session=query, plan=plan):
@@ -171,14 +178,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def _open(self) -> PStream:
         """Return the p-stream with its newest log. Spark commits each micro-batch in a new process."""
         if self._stream is None:
-            files = open_files(self._options.path)
-            if self._file_system is not None and isinstance(files, LocalFiles):
-                self._stream = PStream(replace(files, sync=self._file_system.sync))
-            else:
-                self._stream = PStream(self._options.path)
+            stream = self._stream = PStream(self._options.path)
+            if self._file_system is not None and isinstance(stream.files, LocalFiles):
+                # Only entries need a sync of all files; segments of a compaction are synced on their own.
+                files = replace(stream.files, sync=self._sync)
+                stream.log = CommitLog(files.child("log"), stream.cleanup)
         else:
             self._stream.log.refresh()
         return self._stream
+
+    def _sync(self) -> None:
+        """Make all files durable, and so the segments of the micro-batch."""
+        if self._file_system is not None:
+            self._file_system.sync()
+        for segment in self._late:
+            trace("persisted", segment=segment.name)
+        self._late = []
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Leave the written files: the batch may run again, and a later sweep deletes the files."""
