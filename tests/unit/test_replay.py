@@ -430,6 +430,12 @@ def test_requests_run_again_in_their_order_and_no_client_gets_a_second_answer(
         patch.setattr(HeldAnswers, "publish", lambda *given: None)
         lost = run.found("--from", "3", "--to", "3")
         assert [(one["what"], one["recorded"]) for one in lost[0]["differences"]] == [("answers", 4)]
+    answers = Path(requests) / "answers"
+    answers.rename(tmp_path / "elsewhere")
+    before = digests(tmp_path)
+    unknown = run.found("--from", "3", "--to", "3")
+    assert unknown[0]["differences"] == [] and "answers" not in unknown[0]["compared"]
+    assert digests(tmp_path) == before and not answers.exists()
     # Another program is another pipeline.
     (tmp_path / "bank.py").write_text(ASKED_BANK.replace("BONUS", "1"))
     changed = run.replay("--from", "0", "--to", "0")

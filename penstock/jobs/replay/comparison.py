@@ -22,7 +22,7 @@ from penstock.jobs.replay.run import Replay, ReplayedBatch
 from penstock.local_engine.query_log import EntryLog
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.procedures.requests.client import request_streams
+from penstock.procedures.requests.client import ANSWERS_PLACE
 from penstock.spark_ext.worker.requests import answer_writer
 from penstock.state_store.bucket_store import BucketStore, Pointer
 
@@ -131,7 +131,10 @@ class Comparison:
             return None
         if recording.operator is None:
             return None
-        _, stream = request_streams(absolute_location(database.requests))
+        try:
+            stream = PStream(f"{absolute_location(database.requests).rstrip('/')}/{ANSWERS_PLACE}")
+        except InvalidUsageError:
+            return None
         return recorded_answers(
             stream, recording.checkpoint.query, batch.recorded.number, recording.operator.buckets
         )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.checkpointing.files import absolute_location, open_files
-from penstock.checkpointing.p_stream import PStream
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline
 from penstock.dataflow.checkpoint import place_names, safe_name
@@ -21,7 +20,6 @@ from penstock.local_engine.operators import LocalOperator, Rows
 from penstock.procedures.requests.client import REQUESTS_PLACE
 from penstock.procedures.requests.messages import ANSWERS
 from penstock.spark_ext.border.types import as_arrow_of_spark
-from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 
 __all__ = ["HeldAnswers", "ReplayedQuery", "open_query"]
 
@@ -92,10 +90,10 @@ def open_query(
         If the local engine cannot run the pipeline, or the checkpoint belongs to another pipeline; also if
         there are no requests where the pipeline has them.
     """
-    requests = None
+    requests = answers = None
     if pipeline.database is not None and pipeline.database.requests is not None:
         requests = f"{absolute_location(pipeline.database.requests).rstrip('/')}/{REQUESTS_PLACE}"
-        PStream(requests)  # a replay creates no p-stream
+        answers = HeldAnswers()
     elsewhere = pipeline.query.state_location
     pipeline = _without_side_effects(pipeline)
     bound = bind_graph(pipeline, document, Places())
@@ -110,6 +108,7 @@ def open_query(
         scratch,
         parallel_of(pipeline),
         subscribes=False,
+        answers=answers,
     )
     made = bound.finish(builder.build(root, checkpoint.path / "sources"))
     operator = builder.operator
@@ -118,12 +117,8 @@ def open_query(
         place = checkpoint.state if elsewhere is None else open_files(elsewhere)
         state = place.child(checkpoint.query).child(operator.name)
     streams = list(dict.fromkeys(reading.location for reading in builder.readings))
-    answers = None
-    transactions = None if operator is None else operator.task.operator
-    if requests is not None and operator is not None and isinstance(transactions, TransactionOperator):
+    if requests is not None:
         streams.append(requests)
-        answers = HeldAnswers()
-        operator.task = replace(operator.task, operator=replace(transactions, answers=answers))
     recording = Recording(checkpoint, builder.inputs, streams, operator, state)
     if operator is not None and (stored := dict(recording.description())):
         stored[ignored] = operator.task.specification().get(ignored)

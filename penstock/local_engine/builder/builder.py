@@ -65,6 +65,7 @@ from penstock.spark_ext.worker.stateful import Stateful
 
 if TYPE_CHECKING:
     from penstock.local_engine.builder.windows import LocalWindows
+    from penstock.spark_ext.worker.requests import Answers
 
 __all__ = ["Builder", "OpenInput"]
 
@@ -95,6 +96,9 @@ class Builder:
     subscribes : bool
         Whether readers of p-streams subscribe. If not, nothing is written, and rows may be released while
         they read.
+    answers : Answers, optional
+        Takes the answers to requests; by default they are published, and the p-streams of requests and
+        answers are created if they do not exist.
     """
 
     name: str
@@ -106,6 +110,7 @@ class Builder:
     parallel: int
     max_rows: int | None = None
     subscribes: bool = True
+    answers: Answers | None = None
     readings: list[Reading] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     operator: LocalOperator | None = None
@@ -326,7 +331,7 @@ class Builder:
         from penstock.local_engine.builder.transactions import run_transactions  # few graphs have some
 
         operator, results = run_transactions(
-            node, made, self.tables, partial(self._place, node), self._read_requests
+            node, made, self.tables, partial(self._place, node), self._read_requests, self.answers
         )
         self._hold(operator)
         return results

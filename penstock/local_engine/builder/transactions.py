@@ -18,7 +18,7 @@ from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.initial_rows import InitialRows
 from penstock.spark_ext.border.packing import parcel_row
 from penstock.spark_ext.border.types import as_arrow_of_spark
-from penstock.spark_ext.worker.requests import OpenRequests
+from penstock.spark_ext.worker.requests import Answers, OpenRequests
 from penstock.spark_ext.worker.stateful import Stateful, arrow_schema
 
 __all__ = ["run_transactions"]
@@ -30,6 +30,7 @@ def run_transactions(
     tables: Mapping[str, pa.Table],
     place_of: Callable[[StateOptions], Stateful],
     read_requests: Callable[[str, str], Rows],
+    answers: Answers | None,
 ) -> tuple[LocalOperator, Made]:
     """Return the operator of transactions, and its results.
 
@@ -45,6 +46,8 @@ def run_transactions(
         Returns the operator's name, buckets and state location, given its options.
     read_requests : callable
         Returns the rows of a p-stream, given its location and a reader's name.
+    answers : Answers or None
+        Takes the answers to requests; see `OpenRequests.open`.
 
     Raises
     ------
@@ -67,7 +70,7 @@ def run_transactions(
     operator = planned.operator
     sources: list[Rows] = [pack_made(planned.packer, made.rows)]
     if options.requests is not None:
-        opened = OpenRequests.open(options.requests, procedure.catalog, place.buckets, kind)
+        opened = OpenRequests.open(options.requests, procedure.catalog, place.buckets, kind, answers)
         operator = replace(operator, requests=opened.packer.programs, answers=opened.answers)
         sources.append(pack_made(opened.packer, read_requests(opened.location, place.name)))
 

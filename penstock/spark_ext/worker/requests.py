@@ -23,10 +23,11 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.checkpointing.files import absolute_location
+from penstock.checkpointing.p_stream import PStream
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.procedures.compiler.program import event_schema
-from penstock.procedures.requests.client import request_streams
+from penstock.procedures.requests.client import REQUESTS_PLACE, request_streams
 from penstock.procedures.requests.messages import REQUESTS, decode_values
 from penstock.procedures.requests.programs import RequestPrograms
 from penstock.procedures.requests.run import REMEMBERED
@@ -70,13 +71,13 @@ class PlannedRequests:
         The parcels of the requests, for a union with the parcels of the events.
     programs : RequestPrograms
         The procedures that requests may call.
-    answers : AnswerWriter
-        Publishes the answers.
+    answers : Answers
+        Takes the answers.
     """
 
     parcels: DataFrame
     programs: RequestPrograms
-    answers: AnswerWriter
+    answers: Answers
 
     @staticmethod
     def plan(
@@ -129,23 +130,33 @@ class OpenRequests:
         The p-stream of the requests.
     packer : RequestPacker
         Packs the requests.
-    answers : AnswerWriter
-        Publishes the answers.
+    answers : Answers
+        Takes the answers.
     """
 
     location: str
     packer: RequestPacker
-    answers: AnswerWriter
+    answers: Answers
 
     @staticmethod
     def open(
-        location: str | os.PathLike[str], catalog: Catalog, buckets: int, route: pa.DataType | None
+        location: str | os.PathLike[str],
+        catalog: Catalog,
+        buckets: int,
+        route: pa.DataType | None,
+        answers: Answers | None = None,
     ) -> OpenRequests:
-        """Open the p-streams of requests and answers; see `PlannedRequests.plan`."""
-        requests, answers = request_streams(absolute_location(location))
+        """Open the p-streams of requests and answers; see `PlannedRequests.plan`.
+
+        If `answers` takes the answers, nothing is created: the p-stream of requests must exist.
+        """
+        place = absolute_location(location).rstrip("/")
         packer = RequestPacker(RequestPrograms.collect(catalog, buckets, route), buckets, route)
-        rows = SegmentRows(WriteOptions.parse({"path": answers.files.location}), answers)
-        writer = AnswerWriter(TaskRows(answers.files.location, rows), buckets)
+        if answers is not None:
+            return OpenRequests(PStream(f"{place}/{REQUESTS_PLACE}").files.location, packer, answers)
+        requests, stream = request_streams(place)
+        rows = SegmentRows(WriteOptions.parse({"path": stream.files.location}), stream)
+        writer = AnswerWriter(TaskRows(stream.files.location, rows), buckets)
         return OpenRequests(requests.files.location, packer, writer)
 
 
