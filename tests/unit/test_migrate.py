@@ -113,6 +113,14 @@ def test_only_windows_widen_fields_of_structs() -> None:
         check_wider("s", now, was, in_structs=True)
 
 
+def test_a_queue_has_no_tables(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    with pytest.raises(InvalidUsageError, match=r"only user-defined operators have tables.*pass one schema"):
+        migrate_state(made.checkpoint, made.state, made.to, tables={"last": WIDER})
+    with pytest.raises(InvalidUsageError, match=r"the new columns are missing.*pass one schema"):
+        migrate_state(made.checkpoint, made.state, made.to)
+
+
 def test_an_unfinished_copy_is_continued_with_its_own_schema_only(tmp_path: Path) -> None:
     made = Made(tmp_path)
     plan_copy(made.checkpoint, made.state, made.to, None, change={"buckets": 3}).begin()

@@ -143,7 +143,7 @@ def test_tables_get_null_in_added_columns_and_keep_all_other_values(tmp_path: Pa
 @pytest.mark.parametrize(
     ("given", "fact"),
     [
-        ({}, "pass one schema"),
+        ({}, "the new columns are missing.*its tables, one schema"),
         ({"tables": {"first": "k string"}}, "the operator has no such table"),
         ({"tables": {"last": "k string"}}, "columns are missing"),
         ({"tables": {"last": "k string, n smallint"}}, "cannot hold all old values exactly"),
@@ -152,6 +152,7 @@ def test_tables_get_null_in_added_columns_and_keep_all_other_values(tmp_path: Pa
         ({"schema": INPUT.replace("k STRING", "k BIGINT")}, "the type of a key or time column cannot change"),
         ({"schema": INPUT.replace("BIGINT", "DOUBLE")}, "the type of a key or time column cannot change"),
         ({"schema": "k STRING, `the time` BIGINT"}, "a column is missing in the new schema"),
+        ({"schema": "k STRING, v INT, the STRING"}, "column is missing.*column=the time bigint"),
         ({"schema": {"left": INPUT}}, "only a join has several schemas"),
     ],
 )
@@ -188,6 +189,9 @@ def test_wider_fields_of_a_table_are_refused_before_anything_is_written(
 def test_the_command_migrates_tables(tmp_path: Path) -> None:
     made = Made(tmp_path)
     given = [str(made.checkpoint), "--state", str(made.state), "--to", str(made.to)]
+    twice = ["--table", f"last={TABLES['last']}", "--table", "last =k string"]
+    bad = CliRunner().invoke(app, ["state", "migrate", *given, *twice])
+    assert bad.exit_code == 2 and "two --table of one table: table=last" in bad.output
     bad = CliRunner().invoke(app, ["state", "migrate", *given, "--table", "last"])
     assert bad.exit_code == 2 and "--table last" in bad.output
     done = CliRunner().invoke(app, ["state", "migrate", *given, "--table", f"last={TABLES['last']}"])
@@ -220,6 +224,19 @@ def test_a_restart_may_add_columns_to_the_input_and_the_results(
     else:
         with pytest.raises(InvalidUsageError, match="was made with another schema"):
             new.check_same(theirs, "here")
+
+
+def test_buckets_with_other_types_are_refused_by_table_and_column(tmp_path: Path) -> None:
+    buckets = Buckets(tmp_path, 2, lambda: OperatorState(Counts()))
+    for bucket, state in enumerate(buckets.states):
+        state.operator.counts = {("b", "a")[bucket]: 1}
+    first, second = (state.operator.snapshot()["last"] for state in buckets.states)
+    buckets.states[0].operator.snapshot = lambda: {"last": first.set_column(1, "n", pa.array(["1"]))}
+    buckets.states[1].operator.snapshot = lambda: {"last": second}
+    buckets.commit()
+    old = OwnBuckets(buckets.copied(), {"key": ["k"], "buckets": 2, "schema": ["k string"]})
+    with pytest.raises(InvalidUsageError, match=r"do not fit together: table=last column=n types=.*Hint"):
+        old.rescale(0, 1)
 
 
 def test_buckets_with_different_columns_are_divided_and_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -38,15 +39,25 @@ AtOption = Annotated[
 ]
 
 
-def _table(text: str) -> tuple[str, str]:
-    name, equals, columns = text.partition("=")
-    if not equals:
-        raise InvalidUsageError(
-            "the columns of a table are missing",
-            got=f"--table {text}",
-            hint='write --table "last=sensor string, value double"',
-        )
-    return name.strip(), columns
+def _tables(texts: Iterable[str]) -> dict[str, str]:
+    """Return the columns of each table."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, columns = text.partition("=")
+        if not equals:
+            raise InvalidUsageError(
+                "the columns of a table are missing",
+                got=f"--table {text}",
+                hint='write --table "last=sensor string, value double"',
+            )
+        if name.strip() in found:
+            raise InvalidUsageError(
+                "there are two --table of one table",
+                table=name.strip(),
+                hint="write all columns of the table in one --table",
+            )
+        found[name.strip()] = columns
+    return found
 
 
 def _show(done: int, parts: int) -> None:
@@ -150,7 +161,7 @@ def migrate(
         from penstock.spark_ext.state_copy.migrate import migrate_state
 
         sides = {side: text for side, text in (("left", left), ("right", right)) if text is not None}
-        tables = dict(map(_table, table or ()))
+        tables = _tables(table or ())
         if (schema is None) == (not sides) and (schema is not None or not tables):
             raise InvalidUsageError(
                 "the new columns are missing" if schema is None else "there are new columns of two kinds",

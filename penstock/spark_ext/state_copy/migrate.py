@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -43,6 +43,11 @@ from penstock.state_store.bucket_store import BucketStore
 __all__ = ["Migrated", "migrate_state"]
 
 _LOGGER = logging.getLogger(__name__)
+_ONE_SCHEMA: Final = "pass one schema"
+_SCHEMA_HINTS: Final = {
+    "join": "pass schema={'left': ..., 'right': ...}",
+    "own": "pass the columns of its tables, one schema of its input, or both",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +161,19 @@ def migrate_state(
 def _check_kind(kind: str, new: Mapping[str, StructType], tables: Mapping[str, StructType]) -> None:
     """Refuse schemas that do not belong to an operator of this kind."""
     if tables and kind != "own":
-        raise InvalidUsageError("only user-defined operators have tables", got=sorted(tables))
+        raise InvalidUsageError(
+            "only user-defined operators have tables",
+            got=sorted(tables),
+            hint=f"leave the tables out, and {_SCHEMA_HINTS.get(kind, _ONE_SCHEMA)}",
+        )
+    if not (new or tables):
+        raise InvalidUsageError("the new columns are missing", hint=_SCHEMA_HINTS.get(kind, _ONE_SCHEMA))
     known = {*SIDES} if kind == "join" else {"schema"}
-    if not (new or tables) or not new.keys() <= known:
+    if not new.keys() <= known:
         raise InvalidUsageError(
             "a join has the schemas of its sides" if kind == "join" else "only a join has several schemas",
             got=sorted(new),
-            hint="pass schema={'left': ..., 'right': ...}" if kind == "join" else "pass one schema",
+            hint=_SCHEMA_HINTS["join"] if kind == "join" else _ONE_SCHEMA,
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from penstock.spark_ext.state_copy.keyed_units import WrittenState
 from penstock.spark_ext.state_copy.own_tables import OwnUnits
 from penstock.spark_ext.state_copy.query_copy import QueryCopy
 from penstock.spark_ext.state_copy.wider_types import cast_exactly, check_wider
+from penstock.spark_ext.worker.stateful import columns_of
 
 __all__ = ["MigratedTables", "check_input"]
 
@@ -130,14 +132,20 @@ def check_input(specification: Mapping[str, Any], columns: StructType) -> None:
     InvalidUsageError
         If another column has changed, or a column is missing.
     """
-    old = []
-    for text in specification["schema"]:
-        # A name may contain spaces.
-        name = max((one for one in columns.names if text.startswith(f"{one} ")), key=len, default=None)
-        if name is None:
-            raise InvalidUsageError("a column is missing in the new schema", column=text, hint="keep it")
-        old.append(parse_schema(f"{quote(name)}{text.removeprefix(name)}").field(0))
+    same = dict(zip(columns_of(columns), as_arrow_schema(columns), strict=True))
+    old = [same.get(text) or _old_field(text, columns.names) for text in specification["schema"]]
     _compare(pa.schema(old), columns, {*specification["key"], specification["time"]})
+
+
+def _old_field(text: str, names: Iterable[str]) -> pa.Field[Any]:
+    """Return an old column of the input, from its name and type in the specification.
+
+    A name may contain spaces, so a new name ends there only if a type follows.
+    """
+    for name in sorted((one for one in names if text.startswith(f"{one} ")), key=len, reverse=True):
+        with contextlib.suppress(InvalidUsageError):
+            return parse_schema(f"{quote(name)}{text.removeprefix(name)}").field(0)
+    raise InvalidUsageError("a column is missing in the new schema", column=text, hint="keep it")
 
 
 def _has_type(field: pa.Field[Any], kind: str) -> bool:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
-from penstock.errors import InvalidUsageError
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.own.state import OperatorState, unit_meta
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.state_copy.keyed_units import OldUnits, WrittenState
@@ -97,21 +97,48 @@ class OwnBuckets(OwnUnits):
             for name, block in units[0].blocks.items():
                 mine = self._buckets_of(block, buckets) == bucket
                 parts.setdefault(name, []).append(block.filter(pa.array(mine)))
-        blocks = {name: _concat(some) for name, some in parts.items()}
+        blocks = {name: _concat(name, some) for name, some in parts.items()}
         if not any(block.num_rows for block in blocks.values()):
             return None
         # Only the operator knows how many keys wait, and reports it after the next micro-batch.
         return WrittenState([PUnit("snapshot", unit_meta(blocks, int(waits)), blocks)])
 
 
-def _concat(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat(name: str, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Return the rows of a table of several buckets.
 
     Buckets that ran since the operator's code changed may have more or wider columns.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column's types in the buckets have no common type.
     """
     tables = [pa.Table.from_batches([part]) for part in parts]
-    rows = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    try:
+        rows = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        column = _misfit(tables)
+        held = [one.schema.field(column).type for one in tables if column in one.column_names]
+        raise InvalidUsageError(
+            "a column of a table has types in several buckets that do not fit together",
+            table=name,
+            column=column,
+            types=sorted({*map(str, held)}),
+            hint="run the query with an operator that stores one type in all buckets, then copy again",
+        ) from error
     return rows.to_batches()[0] if rows.num_rows else pa.RecordBatch.from_pylist([], rows.schema)
+
+
+def _misfit(tables: list[pa.Table]) -> str:
+    """Return the first column that cannot be concatenated."""
+    for column in dict.fromkeys(column for one in tables for column in one.column_names):
+        parts = [one.select([column]) for one in tables if column in one.column_names]
+        try:
+            pa.concat_tables(parts, promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            return column
+    raise InternalError("tables cannot be concatenated, but each of their columns can")
 
 
 def _alike(kind: str) -> tuple[str, ...]:
