@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.checkpointing.trace import tracing
 from penstock.conf.pipeline import Pipeline
-from penstock.errors import ConflictError, UnavailableError
+from penstock.errors import ConflictError, CorruptDataError, UnavailableError
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.spark_ext.sources import p_stream_sink
+from tests.fuzz.subjects.power_cuts import run_case
 from tests.models.replay import replay
 
 ROWS = pa.table({"k": ["a", "b", "a", "c"], "t": [1, 2, 3, 4]})
@@ -221,3 +223,26 @@ def test_a_late_file_is_whole_private_and_new(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UnavailableError):
         files.publish("two", b"content")
     assert not (tmp_path / "two").exists()
+
+
+def test_power_cuts_lose_no_row_of_a_micro_batch_with_one_sync(tmp_path: Path) -> None:
+    cuts = 0
+    for seed in range(6):
+        place = tmp_path / str(seed)
+        place.mkdir()
+        cuts += run_case(place, random.Random(seed), queue=bool(seed % 2), one_sync=True)
+    assert cuts >= 6
+
+
+def test_power_cuts_are_found_where_the_one_sync_does_nothing(tmp_path: Path) -> None:
+    found = 0
+    for seed in range(6):
+        place = tmp_path / str(seed)
+        place.mkdir()
+        try:
+            run_case(place, random.Random(seed), queue=False, one_sync=True, broken=True)
+        except CorruptDataError as error:
+            found += "segment of the p-stream" in str(error)
+        except AssertionError:
+            found += 1
+    assert found >= 3

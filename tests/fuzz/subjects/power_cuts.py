@@ -2,7 +2,8 @@
 
 The reader, the operator's task and the sink are the real ones. The model does what Spark does on the driver,
 in its order: it writes its files and does not sync them. A cut leaves some of the files since the last sync
-whole, and others empty, truncated or missing.
+whole, and others empty, truncated or missing. With one sync, the sink is that of the local engine, whose
+segments are such files, too.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from penstock import _durable
+from penstock._durable.file_system import FileSystem
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import repair_checkpoint
+from penstock.local_engine.outputs import PStreamOutput
 from penstock.operators.scheduling.serve import Query
 from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.spark_ext.border.spark_versions import ReadMaxRows
@@ -53,7 +56,7 @@ def check(case: Case) -> None:
     for number in range(4):
         place = case.directory / str(number)
         place.mkdir()
-        run_case(place, case.random, queue=bool(number % 2))
+        run_case(place, case.random, queue=bool(number % 2), one_sync=number >= 2)
 
 
 class PowerCutError(BaseException):
@@ -81,9 +84,13 @@ class _Disk:
         sums = b"crc\0" + struct.pack(f">i{len(parts)}I", 512, *parts)
         for one, data in ((path.with_name(f".{path.name}.crc"), sums), (path, content)):
             one.write_bytes(data)
-            self._unsynced.append(one)
+            self.wrote(one)
 
-    def sync(self, path: Path | None = None) -> None:
+    def wrote(self, path: Path) -> None:
+        """Note a file that is not durable."""
+        self._unsynced.append(path)
+
+    def sync(self, _: Path | int | None = None) -> None:
         """Make all durable, before or after which the power may go."""
         self.tick()
         self._unsynced.clear()
@@ -110,7 +117,7 @@ class _Source(p_stream_source.PStreamDataSource):
 class _Spark:
     """One start of a query."""
 
-    def __init__(self, place: Path, disk: _Disk, draw: random.Random, *, queue: bool) -> None:
+    def __init__(self, place: Path, disk: _Disk, draw: random.Random, *, queue: bool, one_sync: bool) -> None:
         self._checkpoint = place / "checkpoint"
         self._disk = disk
         self._draw = draw
@@ -136,6 +143,7 @@ class _Spark:
         if not metadata.exists():
             disk.write(metadata, json.dumps({"id": uuid.UUID(int=draw.getrandbits(128)).hex}).encode())
         self._id = json.loads(metadata.read_bytes())["id"]
+        self._output = PStreamOutput(self._options, self._schema, str(self._checkpoint)) if one_sync else None
 
     def run(self) -> None:
         """Run micro-batches until all is read and nothing waits."""
@@ -173,12 +181,18 @@ class _Spark:
         rows = [some for part in parts for some in self._reader.read(part)]
         if self._task is not None:
             rows = self._served(batch, rows)
+        if self._output is not None:
+            self._output.write(iter(rows), self._id, batch)
+        else:
+            self._write(rows, batch)
+        self._disk.write(self._checkpoint / "commits" / str(batch), b'v1\n{"nextBatchWatermarkMs":0}')
+
+    def _write(self, rows: list[pa.RecordBatch], batch: int) -> None:
         writer: Any = p_stream_source.PStreamDataSource(self._options).streamWriter(
             self._schema, overwrite=False
         )
         segments = writer._rows.write(rows, self._id, batch, 0)
         writer.commit([p_stream_sink._Written(self._id, self._id, batch, 0, segments)], batch)
-        self._disk.write(self._checkpoint / "commits" / str(batch), b'v1\n{"nextBatchWatermarkMs":0}')
 
     def _served(self, batch: int, rows: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         assert self._task is not None
@@ -204,24 +218,33 @@ class _Spark:
 @contextlib.contextmanager
 def _patched(disk: _Disk, *, broken: bool) -> Iterator[None]:
     """Route all writes and syncs to the disk."""
-    publish, delete = _durable.publish, _durable.delete
+    publish, create, delete = _durable.publish, _durable.create, _durable.delete
 
     def ticking_publish(path: Path, *content: Any, **options: Any) -> None:
         disk.tick()
         publish(path, *content, **options)
         disk.tick()
 
+    def noted_create(path: Path, *content: Any, **options: Any) -> None:
+        disk.tick()
+        create(path, *content, **options)
+        disk.wrote(path)
+        disk.tick()
+
     def ticking_delete(path: Path) -> None:
         disk.tick()
         delete(path)
 
-    def nothing(path: Path | None = None) -> None:
+    def nothing(_: Path | int | None = None) -> None:
         """Sync nothing."""
 
     sync = nothing if broken else disk.sync
     values: list[tuple[Any, str, Any]] = [
         (os, "fsync", lambda _: None),
         (_durable, "publish", ticking_publish),
+        (_durable, "create", noted_create),
+        (_durable, "sync_descriptor", sync),
+        (FileSystem, "syncs_all", True),
         (_durable, "delete", ticking_delete),
         (_durable, "sync_file_system", sync),
         (_durable, "sync_everything", sync),
@@ -245,7 +268,9 @@ def _new_worker() -> Iterator[None]:
         yield
 
 
-def run_case(place: Path, draw: random.Random, *, queue: bool, broken: bool = False) -> int:
+def run_case(
+    place: Path, draw: random.Random, *, queue: bool, one_sync: bool = False, broken: bool = False
+) -> int:
     """Run one query to its end, with power cuts; return how many there were.
 
     Raises
@@ -267,7 +292,7 @@ def run_case(place: Path, draw: random.Random, *, queue: bool, broken: bool = Fa
             try:
                 with _new_worker():
                     repair_checkpoint(place / "checkpoint", dry_run=False)
-                    _Spark(place, disk, draw, queue=queue).run()
+                    _Spark(place, disk, draw, queue=queue, one_sync=one_sync).run()
                 break
             except PowerCutError:
                 disk.forget()
