@@ -72,7 +72,7 @@ def bank() -> Database:
 
 def wait_for_service(pause_ms: float) -> None:
     """Do what a procedure in Python does while it waits for a service."""
-    time.sleep(pause_ms / 1e3)  # stands for the service's time
+    time.sleep(pause_ms / 1e3)  # the service itself; nothing is waited for
 
 
 def transfers(count: int, share: float, work: int, pause_ms: float | None = None) -> list[Request]:

@@ -111,7 +111,7 @@ def _syncs(place: Path, seconds: float, *, filled: bool, publishes: bool) -> lis
         while (at := time.perf_counter()) - begin < seconds or not taken:
             file.append(b"c" * _APPENDED_BYTES)
             taken.append(1_000 * (time.perf_counter() - at))
-            time.sleep(_PACE_S)  # a commit waits for requests
+            time.sleep(_PACE_S)  # the pace of commits; nothing is waited for
     finally:
         ended.set()
         if publishes:

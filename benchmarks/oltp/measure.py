@@ -101,7 +101,7 @@ def latencies(
                 with turn:
                     first = sent
                     rest = begin + first / rate - time.perf_counter()
-                    time.sleep(max(rest, _PACE_S))  # the pace of clients
+                    time.sleep(max(rest, _PACE_S))  # the pace of clients; nothing is waited for
                     sent = min(max(int((time.perf_counter() - begin) * rate), first) + 1, count)
                     last = sent
                 if first == last:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from penstock.checkpointing.p_stream.writer import PStreamWriter
 from penstock.cli import app
 from penstock.errors import InvalidUsageError
-from penstock.jobs.plan.run import PlanRequest, best_of, measured_engine, read_sample
+from penstock.jobs.plan.run import PlanRequest, best_of, measured_engine, read_sample, run_plan
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
@@ -209,3 +209,11 @@ def test_micro_batches_take_the_fixed_times_of_a_test_run_in_turn() -> None:
     queue = UpdateQueue(stream, Policy.FIFO)
     ran = list(run_micro_batches([queue], rows, arrived, lambda now: engine, Budget()))
     assert [one.ended_us - one.started_us for one in ran[:4]] == [50_000, 150_000, 50_000, 150_000]
+
+
+def test_a_time_too_short_for_micro_batches_is_refused_before_the_sample_is_read() -> None:
+    request = PlanRequest(key=("key",), time="time", span="999ms")
+    with pytest.raises(
+        InvalidUsageError, match=r"too short a time to simulate: span=999ms\. Hint: give at least"
+    ):
+        run_plan("no such sample", request, out=None, svg=None)

@@ -7,10 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.jobs import session
+from penstock.jobs.session import _stop
 from penstock.jobs.signals import StopSignals
 
 _PROGRAM = """
@@ -116,3 +120,21 @@ def test_a_signal_does_not_interrupt_who_waits_for_the_jvm() -> None:
     assert not ended.is_set(), "the call has ended before the other thread has"
     goes_on.set()
     assert ended.wait(30)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("received", [None, signal.SIGINT])
+def test_after_a_signal_queries_are_stopped_before_their_session(received: int | None, fails: bool) -> None:
+    stopped: list[str] = []
+
+    def stop_query() -> None:
+        stopped.append("query")
+        if fails:
+            raise ConnectionError("Spark has gone")
+
+    active = [SimpleNamespace(stop=stop_query)]
+    spark = SimpleNamespace(streams=SimpleNamespace(active=active), stop=lambda: stopped.append("session"))
+    signals = StopSignals()
+    signals.received = received
+    _stop(cast(SparkSession, spark), signals)
+    assert stopped == (["session"] if received is None else ["query", "session"])
