@@ -64,9 +64,9 @@ _SINKS: Final[dict[str, type[Section]]] = {
     "noop": NoopSink,
 }
 _STORES: Final = (
-    "postgresql", "postgres", "mysql", "mariadb", "sqlite", "duckdb", "redis", "delta", "iceberg"
+    "postgresql", "postgres", "mysql", "mariadb", "sqlite", "duckdb", "redis", "rediss", "delta", "iceberg"
 )  # fmt: skip
-_HINTS_OF_SINKS: Final = {
+_SINK_HINTS: Final = {
     **{name: f"write type: upsert, and the address in to, such as {name}://" for name in _STORES},
     **{name: f"write type: spark and format: {name}" for name in ("csv", "json", "orc", "text", "avro")},
 }
@@ -188,7 +188,7 @@ def explain_error(error: ErrorDetails, data: dict[str, Any], root: type[BaseMode
     if kind == "union_tag_invalid":
         fact, hint = choice(got["type"], list(_UNIONS[str(path[-1])]))
         if path[-1] == "sink":
-            hint = _HINTS_OF_SINKS.get(str(got["type"]).lower(), hint)
+            hint = _SINK_HINTS.get(str(got["type"]).lower(), hint)
         return [((*path, "type"), fact, hint)]
     if kind == "literal_error":
         allowed = [a or b.lower() for a, b in re.findall(r"'([^']*)'|(True|False)", context["expected"])]

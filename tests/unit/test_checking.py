@@ -17,6 +17,7 @@ from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.cli import app
 from penstock.conf.document import PipelineError
+from penstock.conf.error_messages import _STORES
 from penstock.dataflow.checkpoint import graph_document
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.jobs.checking import check_pipeline
@@ -26,6 +27,7 @@ from penstock.jobs.pipelines.graph import graph_of
 from penstock.jobs.signals import StopSignals
 from penstock.spark_ext.graph.handle import RunningGraph
 from penstock.state_store.location import SPECIFICATION_FILE
+from penstock.upserts.stores import SCHEMES
 
 BASE: dict[str, Any] = {
     "source": {"type": "market", "rows": 10, "real_time": False},
@@ -107,6 +109,10 @@ def test_headers_of_other_sources_are_found_and_a_source_without_a_separator_is_
 def test_hints_name_what_is_meant(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     (found,) = problems_of(written(tmp_path, changes))
     assert found.endswith(problem)
+
+
+def test_each_store_has_a_hint() -> None:
+    assert _STORES == SCHEMES
 
 
 def test_no_mistake_hides_another(tmp_path: Path) -> None:
