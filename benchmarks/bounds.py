@@ -15,13 +15,12 @@ The arrivals are those of `benchmarks.freshness`. With weights, every fifth key 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import machine, print_and_save
+from benchmarks.harness import machine, run_over_loads
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.simulation import UNIT_US, draw_arrivals, zipf_weights
@@ -151,14 +150,7 @@ def report(loads: list[int], updates: int) -> Iterator[str]:
 
 def main() -> None:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--loads", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--updates", type=int, default=6_000, help="length of a run")
-    parser.add_argument("--out", type=Path, default=OUT)
-    arguments = parser.parse_args()
-    print_and_save(report(arguments.loads, arguments.updates), arguments.out)
+    run_over_loads(__doc__, report, updates=6_000, out=OUT)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -290,6 +291,20 @@ def machine() -> str:
     packages = ", ".join(f"{p} {version(p)}" for p in ("pyspark", "pyarrow", "numba", "numpy"))
     archive = "Spark's classes archived" if archive_options() else "no archive of Spark's classes"
     return f"{os.cpu_count()} cores, Python {platform.python_version()}, {packages}, {archive}"
+
+
+def run_over_loads(
+    description: str, report: Callable[[list[int], int], Iterator[str]], *, updates: int, out: Path
+) -> None:
+    """Run a report over loads and a number of updates, which the command line may change; print and save."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--loads", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--updates", type=int, default=updates, help="length of a run")
+    parser.add_argument("--out", type=Path, default=out)
+    arguments = parser.parse_args()
+    print_and_save(report(arguments.loads, arguments.updates), arguments.out)
 
 
 def report_head(command: str) -> list[str]:

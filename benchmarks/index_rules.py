@@ -11,14 +11,13 @@ update enters. All rules know the true rates.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import machine, print_and_save
+from benchmarks.harness import machine, run_over_loads
 from penstock._kernels import kernel
 from penstock.operators.simulation import zipf_weights
 from penstock.operators.simulation.traces import Floats
@@ -85,14 +84,7 @@ def report(loads: list[int], updates: int) -> Iterator[str]:
 
 def main() -> None:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--loads", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--updates", type=int, default=400_000, help="length of a run")
-    parser.add_argument("--out", type=Path, default=OUT)
-    arguments = parser.parse_args()
-    print_and_save(report(arguments.loads, arguments.updates), arguments.out)
+    run_over_loads(__doc__, report, updates=400_000, out=OUT)
 
 
 if __name__ == "__main__":

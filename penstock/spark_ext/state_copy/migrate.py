@@ -36,7 +36,7 @@ from penstock.spark_ext.state_copy.query_copy import (
     plan_copy,
 )
 from penstock.spark_ext.state_copy.rewrite import OldBuckets, RewrittenState, rewritable_kind, rewrite_buckets
-from penstock.spark_ext.state_copy.wider_types import cast_exactly, check_wider
+from penstock.spark_ext.state_copy.wider_types import cast_exactly, check_added, check_wider
 from penstock.spark_ext.worker.stateful import columns_of
 from penstock.state_store.bucket_store import BucketStore
 
@@ -242,12 +242,7 @@ def _compare(
         if text in stored_texts:
             continue
         if name not in stored:
-            if not column.nullable:
-                raise InvalidUsageError(
-                    "an added column does not allow nulls",
-                    column=name,
-                    hint="old tuples need null there: drop NOT NULL",
-                )
+            check_added(name, nullable=column.nullable)
             added.append(name)
         elif name in fixed:
             raise InvalidUsageError(

@@ -18,7 +18,7 @@ from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.state_copy.keyed_units import WrittenState
 from penstock.spark_ext.state_copy.own_tables import OwnUnits
 from penstock.spark_ext.state_copy.query_copy import QueryCopy
-from penstock.spark_ext.state_copy.wider_types import cast_exactly, check_wider
+from penstock.spark_ext.state_copy.wider_types import cast_exactly, check_added, check_wider
 from penstock.spark_ext.worker.stateful import columns_of
 
 __all__ = ["MigratedTables", "check_input"]
@@ -101,12 +101,7 @@ def _compare(old: pa.Schema, new: StructType, fixed: set[str]) -> tuple[list[str
     for column, kind in zip(new, as_arrow_schema(new).types, strict=True):
         name = column.name
         if name not in old.names:
-            if not column.nullable:
-                raise InvalidUsageError(
-                    "an added column does not allow nulls",
-                    column=name,
-                    hint="old rows need null there: drop NOT NULL",
-                )
+            check_added(name, nullable=column.nullable)
             added.append(name)
         elif _has_type(old.field(name), column.dataType.simpleString()):
             continue

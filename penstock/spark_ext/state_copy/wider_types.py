@@ -1,4 +1,4 @@
-"""The types to which stored values convert exactly."""
+"""Columns and types to which stored rows convert exactly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["cast_exactly", "check_wider"]
+__all__ = ["cast_exactly", "check_added", "check_wider"]
 
 _INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _WIDER: Final[Mapping[pa.DataType, tuple[pa.DataType, ...]]] = {
@@ -20,6 +20,22 @@ _WIDER: Final[Mapping[pa.DataType, tuple[pa.DataType, ...]]] = {
 _FACT: Final = "a column's new type cannot hold all old values exactly"
 _HINT: Final = "keep the type, and cast the column behind the operator"
 _ZONE_HINT: Final = "the instant of a date depends on the session's time zone; use timestamp_ntz"
+
+
+def check_added(column: str, *, nullable: bool) -> None:
+    """Check that old rows can have null in an added column.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the column does not allow nulls.
+    """
+    if not nullable:
+        raise InvalidUsageError(
+            "an added column does not allow nulls",
+            column=column,
+            hint="old rows need null there: drop NOT NULL",
+        )
 
 
 def check_wider(column: str, was: pa.DataType, now: pa.DataType, *, in_structs: bool = False) -> None:
