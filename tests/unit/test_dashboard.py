@@ -176,6 +176,16 @@ def test_a_checkpoint_without_state_shows_none(tmp_path: Path) -> None:
     assert storage.describe_storage(str(tmp_path), str(tmp_path / "none"))["state"] == []
 
 
+def test_state_outside_the_checkpoint_is_shown(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    elsewhere = (checkpoint / "state").rename(tmp_path / "elsewhere")
+    with Dashboard("market", "0") as shown:
+        shown.show_checkpoint(str(checkpoint), str(elsewhere))
+        with urllib.request.urlopen(f"{shown.url}api/storage?wait") as answer:
+            stored = json.load(answer)
+    assert [state["name"] for state in stored["state"]] == ["queue"]
+
+
 def test_the_command_wants_something_to_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["dashboard", "market"])
