@@ -4,7 +4,7 @@ The evaluator supports the part of Spark SQL for which its results equal Spark's
 included: columns and fields, literals, comparison, boolean logic, arithmetic of numbers, ``CASE``, ``IF``,
 ``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of` shows
 whether an expression is supported. Spark evaluates all other expressions, including expressions with special
-rules in Spark: decimals except short literals, implicit casts, and divisors that may be zero.
+rules in Spark: calculations with decimals, implicit casts, and divisors that may be zero.
 
 Only integer overflow makes an expression fail. A part that may fail is evaluated only for the same rows as
 in Spark: rows that take its branch, or rows that earlier operands leave undecided. If Spark's optimizer may

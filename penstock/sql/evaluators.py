@@ -23,6 +23,7 @@ from penstock.sql.values import (
     Rows,
     UnknownError,
     Value,
+    are_exact,
     as_double,
     as_float,
     check_boolean,
@@ -211,7 +212,10 @@ def _in(node: Tree, rows: Rows) -> Value:
         value_part, *list_parts = node.parts
         equal = (replace(node, kind="compare", value="=", parts=(value_part, other)) for other in list_parts)
         return _logic(replace(node, kind="or", parts=tuple(equal)), rows)
-    value, *options = to_common_type(rows, *(evaluate_node(part, rows) for part in node.parts))
+    values = [evaluate_node(part, rows) for part in node.parts]
+    # Integers and decimals are compared exactly, so each pair may have a type of its own.
+    is_exact = are_exact([value.type for value in values])
+    value, *options = values if is_exact else to_common_type(rows, *values)
     return reduce(pc.or_kleene, [compare_values(rows, "=", value, option) for option in options])
 
 
@@ -292,7 +296,7 @@ def _cast(node: Tree, rows: Rows) -> Value:
         return value.cast(target, safe=False)
     if source in FLOATS and target in FLOATS:
         return value.cast(target)
-    if isinstance(value, pa.Scalar) and pa.types.is_decimal(source) and target in FLOATS:
+    if pa.types.is_decimal128(source) and target in FLOATS:
         return as_float(value, target)
     raise UnknownError(f"it casts {source} to {name}")
 

@@ -21,6 +21,7 @@ __all__ = [
     "Rows",
     "UnknownError",
     "Value",
+    "are_exact",
     "as_double",
     "as_float",
     "check_boolean",
@@ -146,7 +147,8 @@ def common_type(kinds: list[pa.DataType]) -> pa.DataType:
     floats = any(kind in FLOATS for kind in distinct)
     if floats and all(kind in INTEGERS or kind in FLOATS or kind in decimals for kind in distinct):
         return pa.float64()
-    raise UnknownError(f"it combines {', '.join(map(str, distinct))}")
+    advice = "; cast decimals to DOUBLE" if decimals else ""
+    raise UnknownError(f"it combines {', '.join(map(str, distinct))}{advice}")
 
 
 def cast_value(value: Value, kind: pa.DataType) -> Value:
@@ -157,9 +159,6 @@ def cast_value(value: Value, kind: pa.DataType) -> Value:
 
 def to_common_type(rows: Rows, *values: Value) -> list[Value]:
     """Cast values to the type in which Spark combines them."""
-    for value in values:
-        if pa.types.is_decimal(value.type) and not isinstance(value, pa.Scalar):
-            raise UnknownError("it combines decimals")
     kinds = [value.type for value in values]
     kind = common_type(kinds)
     rows.ansi |= pa.float32() in kinds and pa.float64() not in kinds and kind == pa.float64()
@@ -180,14 +179,7 @@ def compare_values(rows: Rows, operator: str, left: Value, right: Value) -> Valu
         return compare_values(rows, {"<": ">", "<=": ">="}[operator], right, left)
     if operator == "<>":
         return pc.invert(compare_values(rows, "=", left, right))
-    decimals = [value for value in (left, right) if pa.types.is_decimal(value.type)]
-    if len(decimals) == 1 and (left.type in INTEGERS or right.type in INTEGERS):
-        # Integers that are equal as doubles give the same result when compared with a small number.
-        number = decimals[0].as_py() if isinstance(decimals[0], pa.Scalar) else None
-        if number is None or abs(number) >= _LEAST_INEXACT:
-            raise UnknownError("it compares whole numbers with decimals")
-        left, right = as_double(left), as_double(right)
-    left, right = to_common_type(rows, left, right)
+    left, right = _as_comparable(rows, left, right)
     if operator == "=" and left.type == pa.string():
         for texts, constant in ((left, right), (right, left)):
             if isinstance(texts, pa.ChunkedArray) and isinstance(constant, pa.Scalar) and constant.is_valid:
@@ -203,6 +195,42 @@ def compare_values(rows: Rows, operator: str, left: Value, right: Value) -> Valu
     is_greater = pc.and_(left_nan, pc.invert(right_nan)) if operator == ">" else left_nan
     return pc.or_(result, is_greater)
 
+
+def _as_comparable(rows: Rows, left: Value, right: Value) -> list[Value]:
+    """Convert two values to types that Arrow compares as Spark does."""
+    decimals = [value for value in (left, right) if pa.types.is_decimal(value.type)]
+    if not decimals or not are_exact([left.type, right.type]):
+        return to_common_type(rows, left, right)
+    if len(decimals) == 1 and isinstance(decimals[0], pa.Scalar):
+        # Integers that are equal as doubles give the same result when compared with a small number.
+        if abs(decimals[0].as_py()) >= _LEAST_INEXACT:
+            raise UnknownError("it compares whole numbers with a large decimal")
+        return [as_double(left), as_double(right)]
+    return [value.cast(_DECIMALS.get(value.type, value.type)) for value in (left, right)]
+
+
+def are_exact(kinds: list[pa.DataType]) -> bool:
+    """Return whether Spark compares all these values as decimals.
+
+    Raises
+    ------
+    UnknownError
+        If Spark's common type does not have all their digits.
+    """
+    if not any(map(pa.types.is_decimal, kinds)) or not all(
+        kind in INTEGERS or pa.types.is_decimal128(kind) for kind in kinds
+    ):
+        return False
+    decimals = [_DECIMALS.get(kind, kind) for kind in kinds]
+    whole = max(kind.precision - kind.scale for kind in decimals)
+    if whole + max(kind.scale for kind in decimals) > _MAX_PRECISION:
+        raise UnknownError("it compares decimals of many digits; cast them to DOUBLE")
+    return True
+
+
+_MAX_PRECISION: Final = 38
+_DECIMALS: Final = dict(zip(INTEGERS, (pa.decimal128(digits, 0) for digits in (3, 5, 10, 20)), strict=True))
+"""Spark's decimals for integers."""
 
 _COMPARED: Final = {"=": "equal", ">": "greater", ">=": "greater_equal"}
 

@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidUsageError
-from penstock.sql.evaluate import can_fail, evaluate, filter_rows, project, type_of
+from penstock.sql.evaluate import can_fail, evaluate, filter_rows, project, type_of, why_unsupported
 from penstock.sql.expression import Expression
 from tests.long_tests import examples
 
@@ -201,7 +201,6 @@ def test_nan_is_the_greatest_number_and_equals_itself() -> None:
         ),
         *(
             "x = 0.5F",
-            "i IN (1, 2.5)",
             "sum(i) FILTER (WHERE b)",
             "user = s",
             "uniform(0, 9) > i",
@@ -292,32 +291,64 @@ def test_decimals_are_the_nearest_floats(digits: int, scale: int, sign: str) -> 
     assert all(off <= abs(Fraction(float(other)) - Fraction(text)) for other in around)
 
 
+_DECIMALS = pa.schema(
+    {
+        **{"i": pa.int32(), "j": pa.int64(), "x": pa.float64(), "y": pa.float64()},
+        **{"d": pa.decimal128(20, 1), "e": pa.decimal128(9, 3), "wide": pa.decimal128(38, 0)},
+    }
+)
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "j = d",
-            "d > i",
-            "x = d",
-            "d = d",
-            "d + 1 > 2",
-            "-d < 0",
-            "coalesce(d, 0.5) > 1",
-            "d IN (0.5, 1.5)",
-        ),
-        *(
-            "y = 0.99999999999999999999",
-            "x > 1234567890.1234567",
-            "j > 9007199254740992.0",
-            "i / 3.0 > 3.3333331",
-        ),
+        *("d + 1 > 2", "-d < 0", "coalesce(d, 0.5) > 1", "d > '1'", "wide = d", "wide > 1.5"),
+        *("j IN (wide, d)", "y = 0.99999999999999999999", "x > 1234567890.1234567"),
+        *("j > 9007199254740992.0", "i / 3.0 > 3.3333331"),
     ],
 )
-def test_decimals_but_for_short_literals_are_left_to_spark(text: str) -> None:
-    schema = pa.schema(
-        {"i": pa.int32(), "j": pa.int64(), "d": pa.decimal128(20, 1), "x": pa.float64(), "y": pa.float64()}
-    )
-    assert type_of(Expression.parse(text), schema) is None
+def test_decimals_that_spark_rounds_are_left_to_spark(text: str) -> None:
+    assert type_of(Expression.parse(text), _DECIMALS) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("d > 2", [False, True, None]),
+        ("d = 2.0", [True, False, None]),
+        ("d >= i", [True, True, None]),
+        ("i < e", [False, True, False]),
+        ("d = j", [True, False, None]),
+        ("d = e", [True, False, None]),
+        ("d IN (1, 2.00)", [True, False, None]),
+        ("d BETWEEN i AND 2.5", [True, False, None]),
+        ("d <=> e", [True, False, False]),
+        ("d > x", [False, False, None]),
+        ("d * x", [4.0, math.inf, None]),
+        ("CAST(e AS DOUBLE)", [2.0, 2.101, 0.1]),
+        ("coalesce(d, x)", [2.0, 9007199254740993.5, 0.5]),
+        ("wide > 1", [True, True, False]),
+    ],
+)
+def test_decimals_are_compared_exactly_with_numbers(text: str, expected: list[object]) -> None:
+    columns: dict[str, list[Any]] = {
+        "i": [2, 2, 5],
+        "j": [2, 9007199254740993, 5],
+        "x": [2.0, math.inf, 0.5],
+        "y": [1.0, 1.0, 1.0],
+        "d": [Decimal("2.0"), Decimal("9007199254740993.5"), None],
+        "e": [Decimal("2.000"), Decimal("2.101"), Decimal("0.100")],
+        "wide": [Decimal(10**37), Decimal(2), Decimal(1)],
+    }
+    table = pa.table({name: pa.array(columns[name], _DECIMALS.field(name).type) for name in columns})
+    expression = Expression.parse(text)
+    assert type_of(expression, _DECIMALS) is not None
+    assert evaluate(expression, table).to_pylist() == expected
+
+
+def test_a_refused_expression_of_decimals_says_what_to_write() -> None:
+    reason = why_unsupported(Expression.parse("d + 1 > 2"), _DECIMALS)
+    assert reason == "it combines decimal128(20, 1), int32; cast decimals to DOUBLE"
 
 
 def test_short_decimal_literals_are_compared_and_calculated_with() -> None:
@@ -328,6 +359,7 @@ def test_short_decimal_literals_are_compared_and_calculated_with() -> None:
         "f > 0.1",
         "x BETWEEN 0.5 AND 1",
         "i IN (1, 2)",
+        "i IN (1, 2.5)",
         "x IN (0.5, 1)",
     ):
         assert type_of(Expression.parse(text), schema) == pa.bool_(), text
