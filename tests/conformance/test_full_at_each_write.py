@@ -34,8 +34,8 @@ from tests.naive import Update
 from tests.naive_join import Tuple
 from tests.property.test_update_join import joined_stream, left_of, right_of
 from tests.states import AtOnce
-from tests.unit.test_clock_record import parcel, queue_task
-from tests.unit.test_window_operator import ROWS, of_update_window, plan_of
+from tests.unit.spark_ext.worker.test_window_operator import ROWS, of_update_window, plan_of
+from tests.unit.state_store.test_clock_record import parcel, queue_task
 
 BATCHES = 7
 

@@ -89,7 +89,7 @@ KERNELS = {
         *("_arrive_fifo", "_arrive_in_place", "_arrive_linecutting"),
     },
     "freshest_scheduler": {"_compute_indexes", "take_greatest"},
-    # The reference is in tests/unit/test_freshest.py: all rules of a small process.
+    # The reference is in tests/unit/operators/scheduling/test_freshest.py: all rules of a small process.
     "optimum": {"_serve", "wait_a_unit"},
     "weighted_scheduler": {"_due", "_precedes", "_sift", "_arrive_weighted", "_pop_weighted"},
     "staleness": {"_bin", "_add"},
