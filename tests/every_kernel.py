@@ -54,9 +54,9 @@ from penstock.windows.update.results import WindowMode
 from tests.naive import Update
 from tests.naive_panes import Row
 from tests.procedures import bank, events_of
-from tests.property.test_index_trees import Tree
-from tests.property.test_panes import entries_of, layout_of
-from tests.property.test_transactions import COMPILED
+from tests.property.procedures.test_index_trees import Tree
+from tests.property.procedures.test_transactions import COMPILED
+from tests.property.windows.test_panes import entries_of, layout_of
 from tests.streams import ARRIVAL_STREAM, WEIGHTED_STREAM, enqueue, rows_of, served_of, through_bytes
 
 NUMBERS = pa.array(range(3000))

@@ -32,7 +32,7 @@ from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.long_tests import long_but
 from tests.naive import Update
 from tests.naive_join import Tuple
-from tests.property.test_update_join import joined_stream, left_of, right_of
+from tests.property.operators.joins.test_update_join import joined_stream, left_of, right_of
 from tests.states import AtOnce
 from tests.unit.spark_ext.worker.test_window_operator import ROWS, of_update_window, plan_of
 from tests.unit.state_store.test_clock_record import parcel, queue_task

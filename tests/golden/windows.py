@@ -15,7 +15,7 @@ from penstock.windows.panes import new_panes
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.naive_panes import Row
-from tests.property import test_panes, test_row_windows
+from tests.property.windows import test_panes, test_row_windows
 
 KINDS = {
     "append": (WindowMode.APPEND, False),

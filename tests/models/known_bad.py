@@ -1,4 +1,4 @@
-"""Broken persistence protocols. The state machine of `tests/property/test_protocol.py` must detect each."""
+"""Broken persistence protocols. The machine of `tests/property/models/test_protocol.py` must detect each."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.run import run_to_end
-from tests.property.test_join_deletes import Change, DeletingModel
+from tests.property.operators.joins.test_join_deletes import Change, DeletingModel
 from tests.spark.queries import Input, Place
 
 pytestmark = pytest.mark.spark

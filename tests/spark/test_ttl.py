@@ -18,7 +18,7 @@ import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.pipelines.run import run_to_end
 from tests.naive_join import Tuple
-from tests.property.test_join_lives import ExpiringModel
+from tests.property.operators.joins.test_join_lives import ExpiringModel
 from tests.spark.queries import Input, Place
 
 pytestmark = pytest.mark.spark

@@ -38,7 +38,8 @@ from tests.hostile import GONE, STRANGE, changed, places, rewrite, unit_in
 from tests.naive import Update
 from tests.naive_join import Tuple
 from tests.naive_panes import Row
-from tests.property import test_panes, test_row_windows, test_update_join
+from tests.property.operators.joins import test_update_join
+from tests.property.windows import test_panes, test_row_windows
 from tests.states import RowState
 from tests.streams import ARRIVAL_STREAM, STREAM, WEIGHTED_STREAM, enqueue, through_bytes
 

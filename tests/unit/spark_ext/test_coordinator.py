@@ -39,7 +39,7 @@ from penstock.state_store.bucket_store import BucketStore, Pointer
 from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.long_tests import long_but
 from tests.procedures import contents, interpreted, results_of
-from tests.property.test_forwarding import BANK, PROGRAM, PROGRAMS, RATES, batch_of
+from tests.property.procedures.partitions.test_forwarding import BANK, PROGRAM, PROGRAMS, RATES, batch_of
 
 BUCKETS = 3
 ROWS = [

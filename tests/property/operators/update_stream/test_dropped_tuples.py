@@ -22,10 +22,17 @@ from tests import naive_join, naive_union
 from tests.long_tests import examples
 from tests.naive import Update
 from tests.naive_windows import Event, Sessions
-from tests.property.test_session_windows import EVENTS, GAPS, GROUPS, cut, entries_of, layout_of
-from tests.property.test_update_join import BATCHES as JOIN_BATCHES
-from tests.property.test_update_join import LEFT, RIGHT, joined_stream, left_of, moved, right_of
-from tests.property.test_update_union import BATCHES, STREAM, rows_of
+from tests.property.operators.joins.test_update_join import BATCHES as JOIN_BATCHES
+from tests.property.operators.joins.test_update_join import (
+    LEFT,
+    RIGHT,
+    joined_stream,
+    left_of,
+    moved,
+    right_of,
+)
+from tests.property.operators.queues.test_update_union import BATCHES, STREAM, rows_of
+from tests.property.windows.test_session_windows import EVENTS, GAPS, GROUPS, cut, entries_of, layout_of
 from tests.streams import POLICIES, arrivals_of, through_bytes, updates, updates_of
 from tests.streams import STREAM as QUEUE_STREAM
 

@@ -21,7 +21,7 @@ from penstock.windows.panes import new_panes
 from penstock.windows.spec import WindowSpec
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
-from tests.property.test_panes import CHUNKS, stored
+from tests.property.windows.test_panes import CHUNKS, stored
 
 GROUPS = pa.schema([pa.field("group", pa.string())])
 ARRIVING = pa.schema([*GROUPS, (ENTRY_PANE, pa.int64()), ("value", pa.float64()), ("hash", pa.int64())])

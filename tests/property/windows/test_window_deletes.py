@@ -26,8 +26,8 @@ from penstock.windows.panes import new_panes
 from penstock.windows.spec import WindowSpec
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
-from tests.property.test_panes import stored
-from tests.property.test_window_lives import Dictionary, waiting_in
+from tests.property.windows.test_panes import stored
+from tests.property.windows.test_window_lives import Dictionary, waiting_in
 
 GROUPS = pa.schema([pa.field("group", pa.string())])
 ARRIVING = pa.schema(

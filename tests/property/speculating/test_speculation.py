@@ -30,7 +30,7 @@ from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.speculating.in_process import stalled_calls
 from penstock.speculating.in_process.speculation import Speculation
 from tests.long_tests import LONG
-from tests.property.test_partitions import BANK, EVENTS, Call, run, tables
+from tests.property.procedures.partitions.test_partitions import BANK, EVENTS, Call, run, tables
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 """No shrinking, which takes minutes with databases."""

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.procedures.partitions.bucket_forwarding import Forwarding
 from tests.long_tests import long_but
-from tests.property.test_forwarding import PROGRAM, batch_of, check_serial_order
+from tests.property.procedures.partitions.test_forwarding import PROGRAM, batch_of, check_serial_order
 
 CASES = [(share, buckets) for share in (0.01, 0.1, 0.5, 1.0) for buckets in (2, 3, 5)]
 IDS = range(60)

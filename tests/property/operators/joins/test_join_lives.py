@@ -12,7 +12,15 @@ from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.sql.expression import Expression
 from tests.naive_join import NaiveJoin, Tuple
-from tests.property.test_update_join import CONDITIONS, LEFT, RIGHT, content, left_of, matches_of, right_of
+from tests.property.operators.joins.test_update_join import (
+    CONDITIONS,
+    LEFT,
+    RIGHT,
+    content,
+    left_of,
+    matches_of,
+    right_of,
+)
 from tests.streams import through_bytes
 
 TUPLES = st.lists(st.builds(Tuple, st.integers(0, 3), st.integers(-6, 4), st.integers(0, 9)), max_size=5)

@@ -20,8 +20,8 @@ from penstock.windows.layout import START
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.naive_panes import Row, Windows, aggregated, batches_of
-from tests.property import test_row_windows
-from tests.property.test_panes import AGGREGATES, ROWS, entries_of, layout_of, stored
+from tests.property.windows import test_row_windows
+from tests.property.windows.test_panes import AGGREGATES, ROWS, entries_of, layout_of, stored
 
 Found = list[tuple[Any, int, dict[str, Any]]]
 

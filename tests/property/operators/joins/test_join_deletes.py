@@ -15,7 +15,14 @@ from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.sql.expression import Expression
 from tests.naive_join import Tuple, holds
-from tests.property.test_update_join import CONDITIONS, LEFT, RIGHT, content, left_of, right_of
+from tests.property.operators.joins.test_update_join import (
+    CONDITIONS,
+    LEFT,
+    RIGHT,
+    content,
+    left_of,
+    right_of,
+)
 from tests.streams import through_bytes
 
 MARK = pa.field("deleted", pa.bool_())

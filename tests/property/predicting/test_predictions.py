@@ -33,8 +33,8 @@ from penstock.procedures.partitions.predicted.prediction import Prediction
 from penstock.procedures.schema import TableSpec
 from tests import naive_walks
 from tests.procedures import interpreted, interpreted_source
-from tests.property.test_partitions import BANK, RANGES, Call, calls, tables
-from tests.property.test_partitions import run as run_calls
+from tests.property.procedures.partitions.test_partitions import BANK, RANGES, Call, calls, tables
+from tests.property.procedures.partitions.test_partitions import run as run_calls
 
 WRITES = [False, True, True]
 NUMBERS = st.integers(-(2**63), 2**63 - 1)

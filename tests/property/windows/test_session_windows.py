@@ -20,7 +20,7 @@ from penstock.windows.sessions import session_kernels
 from penstock.windows.spec import WindowSpec
 from tests.long_tests import examples
 from tests.naive_windows import Event, Sessions
-from tests.property.test_panes import stored
+from tests.property.windows.test_panes import stored
 
 GROUPS = pa.schema([pa.field("group", pa.string())])
 PARTIALS = (
