@@ -1,7 +1,7 @@
 """A Spark checkpoint on a disk of this machine: make it durable, and repair it after a power cut.
 
-Spark does not sync its files. After a power cut the files of the last seconds are empty, cut or missing, and
-Spark refuses to start::
+Spark does not sync its files. After a power cut, the files of the last seconds may be empty, truncated or
+missing, and Spark refuses to start::
 
     CHECKPOINT/metadata                   the query's id
     CHECKPOINT/offsets/<batch>            which rows a micro-batch has
@@ -15,8 +15,8 @@ bytes.
 Invariants (docs/design/0015-power-cuts.md):
 
 1. A p-stream takes a micro-batch of a query only when the files that the query would start from are durable.
-2. Rows and state are released only after the proof that no recovery needs them is durable in files.
-3. So nothing durable depends on the files that a power cut destroys, and a repair may drop them.
+2. Rows and state are released only after durable files prove that no recovery needs them.
+3. So nothing durable depends on the files that a power cut destroys, and a repair may delete these files.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def make_durable(location: str | None) -> None:
 def plan_of(location: str | None, batch: int) -> int | None:
     """Return a checksum of Spark's plan of a micro-batch; None if the plan is not on a local disk.
 
-    A micro-batch that runs again from Spark's log has the same checksum. A micro-batch that is planned again,
-    because the log was set back, has a different checksum.
+    If a micro-batch runs again from Spark's log, the checksum is the same. If Spark plans the micro-batch
+    again because the log was set back, the checksum differs.
 
     Raises
     ------
@@ -123,8 +123,8 @@ class Repair:
     Attributes
     ----------
     batch : int or None
-        The newest micro-batch whose plan is kept; None if the query starts from the beginning, or needs no
-        repair.
+        The newest micro-batch whose plan is kept. None if the query will start from the beginning, or if
+        nothing needs repair.
     files : tuple of str
         The paths of the files.
     """
@@ -144,7 +144,7 @@ class _Log:
         self.names.setdefault(number, {})[name] = whole
 
     def has(self, number: int) -> bool:
-        """Return whether any file of a number is whole. A version of state needs only one whole file."""
+        """Return whether any file with this number is whole; a version of state needs only one whole file."""
         return any(self.names.get(number, {}).values())
 
     @property
@@ -289,7 +289,7 @@ class _Checkpoint:
         )
 
     def _read_source_numbers(self, batch: int) -> dict[int, int]:
-        """Return the number in the log of each file source that a micro-batch has reached."""
+        """Return, for each file source, the number of the log entry that a micro-batch has reached."""
         lines = bytes(self.offsets.files.read(str(batch))).decode().splitlines()[2:]
         numbers = {}
         for source, line in enumerate(lines):
@@ -332,8 +332,9 @@ def _log(files: Files) -> _Log:
 def _states(files: LocalFiles, since: int) -> Iterator[_Log]:
     """Yield the versions of each part of the state. An operator's description is version 1.
 
-    Files older than the version `since` are assumed to be whole. Snapshots are written late, so their lengths
-    are compared with their checksum files. There are many files, so a file is read only if necessary.
+    Files older than the version `since` are assumed to be whole. Only their snapshots are checked, by
+    comparing lengths with the checksum files, because Spark writes snapshots late. There are many files, so a
+    file is read only if necessary.
     """
     log = _Log(files)
     for name, is_directory in _list(files.directory):

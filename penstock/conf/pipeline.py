@@ -113,7 +113,7 @@ class Pipeline(PipelineSections):
 
     @property
     def decodes_late(self) -> bool:
-        """True if the queue can choose records of Kafka before they are decoded."""
+        """Whether records of Kafka can be decoded after the queue instead of before it."""
         source, queue = self.source, self.queue
         if not isinstance(source, KafkaSource) or source.value_format == "raw" or queue is None:
             return False
@@ -157,7 +157,7 @@ def _describe_problems(found: list[Problem], document: Document) -> list[str]:
 
 
 def _without_wrong_fields(data: dict[str, Any], found: list[Problem]) -> dict[str, Any] | None:
-    """Return the fields without the wrong fields; None if a wrong or missing field determines others."""
+    """Return the fields that are right; None if others depend on a wrong or missing field."""
     rest = deepcopy(data)
     for path, *_ in found:
         if len(path) < 2 or path[0] not in _ENDS:
@@ -182,7 +182,7 @@ _GROUPS: Final = ("pipelines", _PAPERS)
 
 
 def example_names() -> list[str]:
-    """Return the names of the packaged example pipelines: the starting points, then the papers' pipelines."""
+    """Return the names of the packaged example pipelines: first the simple ones, then those of the papers."""
     return [name for group in _GROUPS for name in sorted(_examples(group))]
 
 
@@ -237,7 +237,7 @@ def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipel
     reference : str or pathlib.Path
         The file; or the name of a packaged example, such as ``market``, if no file has that name.
     overrides : sequence of str
-        ``section.field=value`` each, whose value is YAML; they are applied in order.
+        Each is ``section.field=value``, with the value in YAML; they are applied in order.
 
     Returns
     -------
@@ -274,8 +274,8 @@ def load_parts(
     Returns
     -------
     pipeline : Pipeline or None
-        The pipeline without its wrong fields. None if it is none without them, or if they determine the
-        columns of others.
+        The pipeline without its wrong fields. None if the remaining fields are not a pipeline, or if the
+        columns of other parts depend on a wrong field.
     document : Document
         The positions of its fields.
     problems : list of str

@@ -47,36 +47,37 @@ def design(
     """Choose the partitions of a database for a trace of its transactions.
 
     Each table is partitioned by one key column (by hash or by ranges) or by two key columns, or it is
-    replicated. The choice lets few transactions need several partitions, and gives all partitions about the
-    same load. If events do not determine which rows a procedure accesses, the design may name an attribute
-    that mostly leads to their partition. Nothing is written. Ctrl-C ends the search with the best design so
-    far.
+    replicated. A good design lets few transactions need several partitions, and gives all partitions about
+    the same load. If events do not determine which rows a procedure accesses, the design may name an
+    attribute that usually determines the partition of these rows. Nothing is written. Ctrl-C ends the search
+    with the best design so far.
 
     Parameters
     ----------
     database : Database
         The tables and procedures.
     requests : mapping, or iterable of tuple
-        Maps names of procedures and workflows to events; or pairs of a name and events, in the order of
-        calls. Each procedure is compiled for its events.
+        A mapping from names of procedures and workflows to events; or pairs of a name and events, in the
+        order of calls. Each procedure is compiled for its events.
     log : str or path, optional
         The directory of a database. The requests are the calls since the database's newest version. Another
         process may have the database open meanwhile.
     tables : mapping, optional
-        With `requests`, the rows of the tables before the requests, in which indexes find rows, and over
-        which procedures with unknown keys run in Python. With `log`, the rows come from the log.
+        With `requests`, the rows of the tables before the requests. They are needed if procedures use
+        indexes, or compute keys that the events do not determine; such procedures run in Python over these
+        rows. With `log`, the rows come from the log.
     partitions : int
         The number of partitions, 2 to 64.
     seconds : float
         The longest duration of the search. A search that finds nothing better for a long time ends earlier.
     intervals : int
-        The number of intervals into which the trace is cut; fewer, if an interval would have fewer than 20
-        transactions per partition. Skew is measured in each interval, so load that moves from partition to
-        partition does not look balanced.
+        The number of intervals into which the trace is divided. If an interval would have fewer than 20
+        transactions per partition, there are fewer intervals. Skew is measured in each interval: otherwise
+        load that moves from partition to partition would look balanced.
     alpha, beta : float
         The weights of coordination and skew in the cost.
     memory_bytes : int, optional
-        The memory of a partition, with `log` or `tables`. Designs that need more memory are excluded.
+        The memory of a partition; needs `log` or `tables`. Designs that need more memory are excluded.
     seed : int
         The seed of the search. Equal seeds find equal designs unless `seconds` or Ctrl-C ends the search.
     progress : callable, optional

@@ -78,7 +78,7 @@ class KeyStatistics:
         return len(self.rates)
 
     def hottest(self) -> float:
-        """Return the share of rows with the most frequent values: a hundredth of all values, at least one."""
+        """Return the share of rows that have one of the most frequent 1 % of values (at least one value)."""
         return float(self.rates[: max(self.keys // 100, 1)].sum() / self.rates.sum())
 
 
@@ -118,10 +118,10 @@ class QueueProposal:
 def expected_staleness(rates: Floats, cost_s: float) -> float:
     """Return the mean application staleness of keys, in seconds, if one server serves waiting keys in turn.
 
-    A turn takes `cost_s` for each key with an update: T = cost * sum(1 - exp(-rate * T)), which is 0 if the
-    server keeps up. A key is stale from its first update after a service: on average for T / 2 - 1 / rate +
-    (1 - exp(-rate * T)) / (rate² * T), and also while it is served. Waiting times at a server that keeps up
-    are left out.
+    A round over all keys takes `cost_s` for each key with an update: T = cost * sum(1 - exp(-rate * T)). If
+    the server keeps up, T is 0, and waiting times are ignored. A key is stale from its first update after a
+    service until it is served again. The mean staleness is T / 2 - 1 / rate + (1 - exp(-rate * T)) / (rate² *
+    T), plus the time of a service.
 
     Parameters
     ----------
@@ -170,9 +170,8 @@ def design_queue(
     time : str
         The timestamp column with the time of an update.
     key : str or sequence of str, optional
-        The key. By default the column with the most values, among columns whose values have several rows
-        each. Check the other columns that `explain` names: one of them may identify what the updates
-        describe.
+        The key. By default the column with the most distinct values, among columns whose values occur in
+        several rows each. Check the other columns that `explain` names: one of them may be the better key.
     cost : str
         The time to process a tuple downstream of the queue.
     staleness : str

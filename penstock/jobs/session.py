@@ -75,7 +75,7 @@ _DRAIN_S: Final = 2.0
 
 
 def _configured_elsewhere() -> bool:
-    """Return whether spark-submit or the user's own Spark installation configures the run."""
+    """Return whether ``spark-submit`` or the user's Spark installation provides Spark's configuration."""
     return any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"))
 
 
@@ -148,11 +148,12 @@ def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
 def _run_in_thread(call: Callable[[], _T]) -> _T:
     """Run `call` in another thread and return its result; a signal ends the wait at once, quietly.
 
-    PySpark waits for a new JVM's answer in a file, whose directory it deletes when the wait is interrupted.
-    Then the JVM cannot write that file, and runs for ever. In another thread the wait continues: the JVM
-    writes its file, notices that this process has ended, and ends. A context that is created in the main
-    thread installs its own handler of SIGINT, which calls the JVM in the middle of another call, and prints a
-    trace.
+    PySpark starts a JVM and waits for the JVM to write a file. If this wait is interrupted, PySpark deletes
+    the file's directory; the JVM then cannot write its file, and runs for ever. In another thread, a signal
+    does not interrupt the wait: the JVM writes its file, notices that this process has ended, and ends.
+
+    There is a second reason. A Spark context that is created in the main thread installs its own handler of
+    SIGINT. This handler calls the JVM in the middle of another call, and prints a stack trace.
     """
     future: Future[_T] = Future()
 
@@ -210,7 +211,7 @@ _JVM_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS
 
 
 def _chooses_collector(settings: Mapping[str, str]) -> bool:
-    """Return whether the user chooses the JVM's garbage collector; a JVM accepts only one."""
+    """Return whether the settings choose a garbage collector; a JVM accepts only one choice."""
     said = [settings.get("spark.driver.extraJavaOptions", "")]
     said += [settings.get("spark.driver.defaultJavaOptions", "")]
     said += [os.environ.get(name, "") for name in _JVM_OPTION_VARIABLES]
@@ -230,8 +231,8 @@ def open_session(
     a session is created. If ``SPARK_REMOTE`` names a Spark Connect server, the session is on this server.
     Under ``spark-submit``, or if ``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set, the session has the
     configuration of ``spark-submit`` or of that Spark installation. Else it is on this machine, with all its
-    cores. A session on this machine has no web interface, few shuffle partitions, this Python for the
-    workers, a daemon that starts them warm, and the archive of classes that ``penstock warm-up`` makes.
+    cores. A session on this machine has no web interface and few shuffle partitions. Its workers use this
+    Python interpreter and start warm, and its JVM uses the class archive that ``penstock warm-up`` makes.
 
     Parameters
     ----------
@@ -317,7 +318,7 @@ def session(
 
     In the block, Ctrl-C or SIGTERM ends the program quietly with exit code 130 or 143, after the ``finally``
     blocks; inside `penstock.run` it ends the query between two batches. A second signal ends the program at
-    once, which loses nothing that a checkpoint holds.
+    once. Even then, nothing that a checkpoint holds is lost.
 
     Parameters
     ----------

@@ -52,7 +52,8 @@ def predict(
     database : Database
         The tables and procedures.
     requests : mapping, or iterable of tuple
-        Maps names of procedures to events; or pairs of a procedure's name and events, in the order of calls.
+        A mapping from names of procedures to events; or pairs of a procedure's name and events, in the order
+        of calls.
     tables : mapping, optional
         The rows that the tables have before the first request.
     log : str or path, optional
@@ -65,9 +66,10 @@ def predict(
     design : PartitionDesign, str or path, optional
         A design, instead of `partitions` and `ranges`.
     kind : str, optional
-        An event attribute that selects what a procedure does: each of its values gets separate models.
+        An event attribute that selects what a procedure does. Each value of this attribute gets its own
+        models.
     threshold : float
-        The least probability at which a prediction is used.
+        The lowest probability at which a prediction is used.
     clustered : bool
         Whether features of events may choose among several models of a procedure; needs scikit-learn.
 

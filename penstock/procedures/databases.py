@@ -39,7 +39,7 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     Parameters
     ----------
     name : str
-        The database's name, which its state in a query also has.
+        The database's name. The state of its tables in a query has the same name.
     location : str or path, optional
         The default state location of the database's queries. A path is relative to the working directory.
 
@@ -116,8 +116,8 @@ class Database:
         key : str or iterable of str
             The columns of the primary key: at most four, none nullable.
         partition_by : str, optional
-            The column of the key by which rows go to buckets or partitions. By default every partition has
-            all rows of the table, and transactions over a stream have one bucket.
+            The key column that determines the bucket or partition of a row. By default the table is
+            replicated: every partition has all its rows, and transactions over a stream run in one bucket.
         indexes : iterable
             For each index, one to four columns; ``table.by(column)`` reads rows in the order of the index.
 
@@ -162,8 +162,9 @@ class Database:
     ) -> WindowSpec:
         """Declare a sliding window, which belongs to the first procedure that has it as a parameter.
 
-        ``name.insert(column=value, ...)`` stages a row, and returns whether the window slid. ``for row in
-        name`` and ``len(name)`` see the rows of the last full slide, not the staged rows.
+        In the procedure, ``name.insert(column=value, ...)`` stages a row, and returns whether the window
+        slid. ``for row in name`` and ``len(name)`` see the window as of its last slide, without the staged
+        rows.
 
         Parameters
         ----------
@@ -172,11 +173,12 @@ class Database:
         columns : str
             The columns as Spark's DDL; see `table`.
         size, slide : int, str or timedelta
-            A number of rows; with `time`, a duration such as ``"60s"`` for a timestamp, else a number in the
-            column's units.
+            Without `time`, numbers of rows. With `time`, durations such as ``"60s"`` if the column is a
+            timestamp, otherwise numbers in the unit of the column.
         time : str, optional
-            The column of time: a timestamp, date or integer. The window slides at multiples of `slide`, once
-            a row of a later slide is inserted. A row before the last slide rejects its transaction.
+            The column of time: a timestamp, date or integer. The window slides at multiples of `slide`, when
+            a row at or after the next multiple is inserted. If a row is older than the last slide, its
+            transaction is rejected.
 
         Raises
         ------
@@ -211,7 +213,7 @@ class Database:
     ) -> Procedure | Callable[[Function], Procedure]:
         """Make a stored procedure from a function whose parameters are an event and tables.
 
-        With `event` the function is compiled at once, else once the columns of its input are known.
+        With `event` the function is compiled at once; otherwise when the columns of its input are known.
 
         Parameters
         ----------
@@ -222,15 +224,17 @@ class Database:
         returns : str, optional
             Names and types of its results; none by default.
         plain : bool
-            Run the procedure in Python, about a thousand times slower, for code outside of the subset.
+            Whether to run the procedure in Python instead of compiling it: about a thousand times slower, but
+            for any code.
         route : str or iterable of str, optional
-            Expressions of the event, such as ``"e.number // 100"``: the values of `partition_by` that no
-            attribute holds. A transaction that accesses other partitions is rejected.
+            Expressions over the event, such as ``"e.number // 100"``, for the values of `partition_by`
+            columns that no attribute of the event holds. If a transaction accesses other partitions, it is
+            rejected.
 
         Raises
         ------
         InvalidUsageError
-            If the function is outside of the compiled subset; the error names file, line and column.
+            If the function uses Python that cannot be compiled; the error names file, line and column.
         """
 
         def decorate(function: Function) -> Procedure:
@@ -249,20 +253,19 @@ class Database:
     def trigger(self, on: TableSpec | StreamSpec | WindowSpec | str) -> Callable[[Function], Procedure]:
         """Make a procedure that runs with each insert into a table or stream, or each slide of a window.
 
-        The trigger is a part of the transaction that inserts. Its event is the inserted row; for a window it
-        is the row that makes the window slide. Rows that `OpenDatabase.load` inserts do not run triggers.
+        The trigger is a part of the transaction that inserts. Its event is the inserted row; for a window,
+        the row that makes the window slide. Rows that `OpenDatabase.load` inserts do not run triggers.
 
         Parameters
         ----------
         on : TableSpec, StreamSpec, WindowSpec or str
-            The table, stream or window, or its name. Procedures that insert into it are defined after the
-            trigger.
+            The table, stream or window, or its name. Define procedures that insert into it after the trigger.
 
         Raises
         ------
         InvalidUsageError
-            If the function is outside of the compiled subset of Python, its name is taken, it inserts into
-            `on`, possibly through other triggers, or `on` does not exist.
+            If the function uses Python that cannot be compiled, its name is taken, or `on` does not exist.
+            Also if the function inserts into `on`, directly or through other triggers.
         """
         if not isinstance(on, str | TableSpec | StreamSpec | WindowSpec):
             raise InvalidUsageError("a trigger is on a table, stream or window", got=type(on).__name__)
@@ -296,8 +299,8 @@ class Database:
         """Make a workflow of procedures and of the streams between them.
 
         For each event a round runs: first the border procedures, which take the event, then every other
-        procedure, each after the procedures whose rows it takes. One transaction is one procedure over all
-        rows that it takes in a round.
+        procedure, after the procedures whose rows it takes. Each procedure runs as one transaction over all
+        rows that it takes in the round.
 
         Parameters
         ----------
@@ -357,22 +360,26 @@ class Database:
         location : str or path, optional
             A directory. Each call is stored there before it returns. By default nothing is stored.
         recovery : str
-            For workflows, the log holds events (``weak``), or each transaction with its input (``strong``).
+            What the log holds for workflows: only events (``weak``), or each transaction with its input
+            (``strong``).
         commit_interval : str or timedelta
-            How long a call waits to share a sync with other calls; by default, until the last sync ends.
+            How long a call waits so that several calls share one sync. By default a call waits only until the
+            running sync ends.
         partitions : int
             The number of threads; each has its own rows. Results and tables are the same for any number.
         ranges : mapping of str to sequence, optional
-            For each table that is partitioned by ranges, the least value of each partition but the first.
+            For each table that is partitioned by ranges, the smallest value of each partition except the
+            first.
         design : PartitionDesign, str or path, optional
             A result of `penstock.design`, or its YAML file, instead of `partitions` and `ranges`.
         evaluation : str or Evaluation
-            The evaluation of a ``run``: ``serial``; or on two threads ``chains``, ``levels``, ``split`` or
-            ``adaptive``.
+            How a ``run`` evaluates its transactions: ``serial``; or on two threads ``chains``, ``levels``,
+            ``split`` or ``adaptive``.
         predictor : Predictor, optional
             A result of `penstock.predict`, for transactions that would otherwise be forwarded.
         speculate : bool or str
-            How conflicts are found if partitions speculate: ``rows`` (True), ``tables``, ``occ``.
+            Whether partitions speculate, and if so, how conflicts are found: ``rows`` (the same as True),
+            ``tables`` or ``occ``.
 
         Raises
         ------
@@ -431,7 +438,8 @@ class Database:
         Parameters
         ----------
         location : str or path
-            The argument `requests` of `penstock.transactions`; there requests wait for the query.
+            The location that was passed as `requests` to `penstock.transactions`. Requests wait there for the
+            query.
         timeout : str or timedelta
             The maximum time that a call waits for its answer.
 

@@ -1,4 +1,4 @@
-"""The functions that procedures use besides Python's own. They do nothing outside of a procedure."""
+"""Functions that only procedures can use. They do nothing outside of a procedure."""
 
 from __future__ import annotations
 

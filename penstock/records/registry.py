@@ -31,7 +31,7 @@ class UnknownSchemaError(InvalidUsageError):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema of a registry, and the schemas that it refers to, by their names in the schema."""
+    """A schema in a registry, and the schemas that it refers to, by the names that it uses for them."""
 
     kind: str
     text: str

@@ -45,7 +45,10 @@ class BatchListener(StreamingQueryListener):
         self._one_ended = threading.Condition()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Record a run whose batches are to be awaited. Spark calls this before ``start()`` returns."""
+        """Remember a run, so that `wait` waits for its batches.
+
+        Spark calls this before ``start()`` returns.
+        """
         self._started.add(str(event.runId))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
@@ -67,7 +70,7 @@ class BatchListener(StreamingQueryListener):
             self._one_ended.notify_all()
 
     def wait(self, run: str, timeout_s: float) -> bool:
-        """Wait until Spark has reported all batches of an ended run; return False at a time-out.
+        """Wait until Spark has reported all batches of a run that ended; return False at a time-out.
 
         The method does not wait for a run of another session. Spark notifies listeners some time after a
         batch has ended, and possibly after the query has ended.

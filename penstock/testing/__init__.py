@@ -1,11 +1,11 @@
 """Test pipelines in milliseconds, and test your own file systems, codecs, schedulers and tables.
 
-`pipeline`, `graph` and `database` run a pipeline, a graph or procedures with rows and a clock of the test,
-without a JVM; see ``docs/how-to/test-pipelines.md``. The pytest plugin `penstock.testing.plugin` has fixtures
-for them.
+`pipeline`, `graph` and `database` run a pipeline, a graph or procedures without a JVM; the test provides the
+rows and the clock; see ``docs/how-to/test-pipelines.md``. The pytest plugin `penstock.testing.plugin` has
+fixtures for them.
 
-The classes are conformance tests, each for one interface. Inherit from a class in a test file, and define the
-fixture that the class names::
+The classes are conformance tests, each for one interface. In a test file, inherit from a class, and define
+the fixture that the class asks for::
 
     class TestMyFiles(FilesTests):
         @pytest.fixture

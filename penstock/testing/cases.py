@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """The result of a case: lines that describe the differences; none if it passes."""
+    """The result of a case: a line for each difference, and no line if the case passes."""
 
     case: Case
     lines: tuple[str, ...] = ()
@@ -211,7 +211,7 @@ def _text(value: Any) -> str:
 
 
 def _differ_in_staleness(most: Mapping[str, float], got: Mapping[str, float]) -> Iterator[str]:
-    """Yield the staleness figures that exceed the expected maximum."""
+    """Yield a line for each staleness figure that exceeds the expected maximum."""
     for name, limit in most.items():
         if got.get(name, 0.0) > float(limit):
             yield f"- staleness_ms {name}: at most {limit}"

@@ -41,9 +41,9 @@ def hard_streams(seed: int = 1) -> Iterator[Ints]:
 
 
 class CodecTests:
-    """The contract of a codec: it decodes what it encoded, also in parts, or reports that values do not fit.
+    """The contract of a codec: it reports that values do not fit, or it encodes and decodes them exactly.
 
-    The codec is registered (`penstock.compression.codecs.registry.register`), so that nodes find it.
+    Register the codec with `penstock.compression.codecs.registry.register`, so that nodes find it.
     """
 
     @pytest.fixture
@@ -75,7 +75,7 @@ class CodecTests:
                 np.testing.assert_array_equal(decode_stream(node, None, start, stop), values[start:stop])
 
     def test_damage_is_refused_or_harmless(self, codec: Codec) -> None:
-        """Decode nodes with one changed byte: an error, or as many values as before."""
+        """Decode nodes with one changed byte; expect an error, or as many values as before."""
         generator = np.random.default_rng(2)
         for values in hard_streams():
             node = _encode(codec, values)
@@ -92,7 +92,7 @@ class CodecTests:
 
 
 def _encode(codec: Codec, values: Ints) -> Node | None:
-    """Return the node of a stream, through bytes; None if the codec cannot hold it."""
+    """Encode a stream, convert the node to bytes and back; None if the codec cannot encode the stream."""
     try:
         node = codec.encode(seal(values))
     except UnfitError:

@@ -23,7 +23,8 @@ __all__ = ["DatabaseTest", "database"]
 class DatabaseTest:
     """A database under test: tables in this process, and a log in a temporary directory.
 
-    Procedures have no clock: their time is a column of their rows, so a test passes the time with the rows.
+    Procedures read the time from a column of their rows, not from a clock. So a test passes the time in the
+    rows.
 
     Parameters
     ----------
@@ -99,7 +100,7 @@ class DatabaseTest:
         Raises
         ------
         InvalidUsageError
-            If the call is wrong, so that nothing runs.
+            If the arguments are wrong. Then nothing runs.
         """
         with _failpoints.armed({"log.after_sync": "error"}):
             try:

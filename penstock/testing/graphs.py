@@ -85,7 +85,10 @@ class GraphTest(LocalTest):
         )
 
     def send(self, rows: Sequence[Mapping[str, Any]] | pa.Table, to: str = "") -> None:
-        """Let rows arrive at a source; `to` may be left out if there is only one. See `PipelineTest.send`."""
+        """Let rows arrive at the source `to`; see `PipelineTest.send`.
+
+        If there is only one source, `to` may be left out.
+        """
         if not to and len(self._inputs) > 1:
             raise InvalidUsageError("there are several sources", hint=f"to= one of {', '.join(self._inputs)}")
         super().send(rows, to or next(iter(self._inputs)))
@@ -96,7 +99,7 @@ def _given(source: Any) -> Any:
 
 
 def _with_readable_sources(flow: Graph) -> Graph:
-    """Return the graph with sources whose rows the engine can reduce to fragments of windows."""
+    """Return the graph with sources of a kind for which the engine can make fragments of windows."""
     from penstock.dataflow.nodes import Source, Window, rebuild, topological
 
     has_windows = any(isinstance(node, Window) for node in topological(flow.root))

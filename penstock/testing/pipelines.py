@@ -167,7 +167,7 @@ class LocalTest:
 
     @property
     def staleness_ms(self) -> dict[str, float]:
-        """Application staleness since the previous micro-batch: ``avg``, ``p95`` and ``max``."""
+        """The application staleness since the previous micro-batch: ``avg``, ``p95`` and ``max``."""
         found: dict[str, float] = self.metrics[-1]["application_staleness_ms"] if self.metrics else {}
         return found
 
@@ -188,7 +188,7 @@ class LocalTest:
         Raises
         ------
         InvalidUsageError
-            If there is nothing to do, so that no micro-batch runs.
+            If no micro-batch would run, because no rows arrived and no keys wait.
         """
         point = f"local.after_{at}"
         if point not in _failpoints.LOCAL_POINTS:
@@ -290,8 +290,8 @@ def pipeline(
     overrides : sequence of str
         ``section.field=value`` each.
     schemas : mapping of str to str, optional
-        The columns of sources by their names (``source``, ``with``, inputs of a union), as DDL; by default as
-        the sources declare them.
+        For each source (``source``, ``with``, or the name of a union's input), its columns as DDL. By default
+        sources have the columns that the pipeline declares.
     start : str or datetime
         The time at which the test begins.
 

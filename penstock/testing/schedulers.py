@@ -19,7 +19,7 @@ _RUNS: Final = 60
 
 
 class _Driver:
-    """A scheduler under random arrivals, and the set of its waiting keys."""
+    """Gives random arrivals to a scheduler, and records the set of waiting keys."""
 
     def __init__(self, scheduler: Scheduler, seed: int) -> None:
         scheduler.reserve(_KEYS)
@@ -91,7 +91,7 @@ class SchedulerTests:
 
     @pytest.mark.parametrize("seed", range(_RUNS))
     def test_a_subset_keeps_the_order(self, new: Callable[[], Scheduler], seed: int) -> None:
-        """Serve a renumbered subset of all waiting keys and the original in the same order."""
+        """Check that a renumbered subset of the waiting keys is served in the original order."""
         driver = _Driver(new(), seed)
         driver.run()
         numbers = driver.draw.permutation(np.array(sorted(driver.waiting), np.int64))
@@ -101,7 +101,7 @@ class SchedulerTests:
             assert numbers[popped].tolist() == driver.pop(limit, set())
 
     def test_keys_that_arrive_together_are_served_in_that_order(self, new: Callable[[], Scheduler]) -> None:
-        """Let keys of equal weight and rate arrive at once."""
+        """Let keys of equal weight and rate arrive at the same time."""
         scheduler = new()
         scheduler.reserve(3)
         ids, shares = np.array([2, 0, 1]), np.full(3, ONE, np.int64)

@@ -37,7 +37,7 @@ class StateTests:
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     def test_deltas_restore_a_state(self, new: Callable[[], State]) -> None:
-        """Apply each delta of a state to a copy, through bytes."""
+        """Convert each delta of a state to bytes and back, and apply it to a copy."""
         state, follower = new(), new()
         for step in range(_STEPS):
             self.change(state, step)
@@ -57,7 +57,7 @@ class StateTests:
         assert self.content(follower) == self.content(state)
 
     def test_a_snapshot_is_of_its_moment(self, new: Callable[[], State]) -> None:
-        """Restore from a snapshot that is read after the state has changed."""
+        """Take a snapshot, change the state, then read the snapshot and restore from it."""
         state = new()
         for step in range(_STEPS):
             self.change(state, step)

@@ -28,11 +28,10 @@ class Columns:
     time : str
         The column whose greatest value is the newest.
     deletes : bool
-        Whether rows can be deleted. Then the store remembers the time at which a key was deleted, so that an
-        older update does not bring it back.
+        Whether rows can be deleted. If so, the store remembers when a key was deleted, so that an older
+        update does not bring the key back.
     forget_after : datetime.timedelta or int, optional
-        The age at which the store forgets a deletion. If the time is a number, this is a number in the same
-        unit.
+        The age at which the store forgets a deletion; if the time is a number, a number in the same unit.
 
     Raises
     ------
@@ -75,7 +74,7 @@ class Columns:
             )
 
     def oldest_deletion(self, changes: pa.Table) -> Any:
-        """Return the time before which deletions are forgotten after a batch; None if none is forgotten."""
+        """Return the time up to which the store forgets deletions after a batch; None if it forgets none."""
         if self.forget_after is None or not self.deletes:
             return None
         return pc.max(changes[self.time]).as_py() - self.forget_after

@@ -20,8 +20,9 @@ _POLL_S = 0.02
 class PStreamReader:
     """Reads a p-stream in order, from this reader's position.
 
-    A reader with a name is a subscriber: rows that it has not released are kept, and a later reader of that
-    name, in any process, continues from the last release. For a reader without a name no rows are kept.
+    A reader with a name is a subscriber: the p-stream keeps all rows that the subscriber has not released. A
+    later reader of that name, in any process, continues from the last release. For a reader without a name
+    the p-stream keeps no rows.
 
     Not safe to share among threads.
 
@@ -32,8 +33,8 @@ class PStreamReader:
     reader : str, optional
         The name to subscribe under.
     start : str or int
-        ``"earliest"``, ``"latest"`` or an offset. A reader that is already subscribed continues after its
-        last release instead.
+        ``"earliest"``, ``"latest"`` or an offset. If the name is already subscribed, `start` is ignored and
+        the reader continues after its last release.
     columns : sequence of str, optional
         The columns to read; by default all.
     cleanup : CleanupRule, optional
@@ -106,7 +107,10 @@ class PStreamReader:
         return pa.Table.from_batches(batches, self.schema)
 
     def _read(self, stop: int, max_rows: int | None) -> tuple[int, list[pa.RecordBatch]]:
-        """Return the end of the rows, and the rows; begin again if compactions delete their segments."""
+        """Return the offset after the rows, and the rows.
+
+        If a compaction deletes their segments meanwhile, read again.
+        """
         while True:
             before = self._stream.log.compaction
             try:
@@ -133,7 +137,7 @@ class PStreamReader:
                 pause(poll_s)  # other processes do not announce their commits
 
     def release(self) -> Trimmed:
-        """Release all rows that were read: they are deleted once no other reader needs them.
+        """Release all rows that were read, so that they are deleted once no other reader needs them.
 
         Raises
         ------

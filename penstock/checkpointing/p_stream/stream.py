@@ -105,7 +105,7 @@ class PStream:
     # ------------------------------------------------------------------------------------ identity
 
     def _files(self, direct_io: bool) -> Files:
-        """Return the stream's directory; a copy of a stream in an object store has no direct I/O."""
+        """Return the stream's directory. In an object store, a copied stream is opened without direct I/O."""
         if direct_io and isinstance(self.files, LocalFiles):
             return replace(self.files, direct_io=True)
         return self.files
@@ -209,7 +209,7 @@ class PStream:
             )
 
     def pieces(self, start: int, stop: int, reader: str | None = None) -> list[Piece]:
-        """Return the pieces with the rows from `start` to before `stop`; for a `reader`, as claimed.
+        """Return the pieces with the rows from `start` to before `stop`; for a `reader`, the claimed pieces.
 
         Raises
         ------
@@ -236,7 +236,7 @@ class PStream:
         return stop_after(self.segments, self.schema, self.pieces(start, stop), max_rows) or stop
 
     def claim(self, reader: str, stop: int) -> None:
-        """Keep unchanged, despite compactions, the rows before `stop` that a reader has not released.
+        """Keep compactions from changing the rows before `stop` that a reader has not released.
 
         Raises
         ------
@@ -297,7 +297,7 @@ class PStream:
         return {reader: self._progress(reader) for reader in self.log.readers}
 
     def trim_from(self, reader: str, offset: int) -> Trimmed:
-        """Release the rows before `offset` for a reader: the release marker of a stream (Scabbard §3.3).
+        """Release the rows before `offset` for a reader; this is the paper's release marker (Scabbard §3.3).
 
         Rows that no subscribed reader needs are deleted in bulk, once there are enough of them.
 
@@ -348,8 +348,8 @@ class PStream:
         """Delete rows that no subscribed reader needs, if there are enough of them or `now` is set.
 
         Steps: 1. durably move the stream's first row to the least progress of a reader, 2. delete segments
-        that no commit names any more, 3. delete entries that a start replaces. If there is no reader, nothing
-        is deleted.
+        that no commit names any more, 3. delete log entries that the moved start makes obsolete. If there is
+        no reader, nothing is deleted.
 
         Raises
         ------
@@ -374,11 +374,11 @@ class PStream:
         return Trimmed(self.start, len(orphans), size)
 
     def needed(self) -> int:
-        """Return the first row to keep: the first row that a reader needs, or that an update log has."""
+        """Return the offset of the first row to keep, because a reader needs it or an update log holds it."""
         return self.start if self.update_log is not None else min(self.readers().values(), default=self.start)
 
     def sweep(self) -> list[FileFacts]:
-        """Delete the segments that no commit names or can name later; return them.
+        """Delete the segments that no commit names or will ever name; return them.
 
         Raises
         ------
@@ -391,7 +391,7 @@ class PStream:
         return orphans
 
     def _orphans(self) -> list[FileFacts]:
-        """Return the segments that no commit names or can name later."""
+        """Return the segments that no commit names or will ever name."""
         listed = self.segments.list()
         # List first, so that segments committed afterwards are kept.
         self.refresh()
@@ -406,8 +406,9 @@ class PStream:
         writer : str
             The writer's name.
         session : str
-            The current session, which has written nothing so far; other sessions can no longer commit. If it
-            is empty, attempts at a batch that is not in the log may still run, so their segments stay.
+            The current session, which has written nothing yet. Other sessions can no longer commit, so their
+            segments are deleted. If this is an empty string, attempts at a batch that is not in the log may
+            still run, so their segments stay.
 
         Raises
         ------
@@ -433,7 +434,7 @@ class PStream:
 
 
 def is_settled(segment: str, writers: Mapping[str, WriterState]) -> bool:
-    """Return whether the batch of a segment is in the log, so that no later commit can name it."""
+    """Return whether the batch of a segment is in the log, so that no later commit can name the segment."""
     owner = writer_of(segment)
     if owner is None:
         return False

@@ -37,7 +37,7 @@ _PENDING_BYTES = 256 << 20
 
 
 class _Group(NamedTuple):
-    """The rows of one commit, the writer's clock after them, and the number of appends up to them."""
+    """The rows of one commit, the vector clock after these rows, and the number of appends so far."""
 
     batch: int
     tables: list[pa.Table]
@@ -49,8 +49,9 @@ class _Group(NamedTuple):
 class PStreamWriter:
     """Appends Arrow tables to a p-stream; rows are visible once they are durable.
 
-    Its threads encode, write and commit the appended rows: all rows of an interval in one commit (group
-    commit). While one commit is synced, the next is encoded. The rows of one call become visible atomically.
+    The writer's threads encode, write and commit the appended rows. All rows that were appended within an
+    interval share one commit (group commit). While one commit is synced, the next is encoded. The rows of one
+    call become visible atomically.
 
     One name belongs to one process at a time: opening a writer fences the previous writer of its name.
     Several writers with different names may append to one stream. All threads of the process that opened the
@@ -76,8 +77,8 @@ class PStreamWriter:
         Whether rows of a stream that this call creates bypass the page cache on write and read. This takes
         less CPU time, but readers wait for the disk. An existing stream keeps its setting.
     key, time : str or sequence of str, str, optional
-        Make a new stream an update log, which keeps the newest row of each key: the row with the greatest
-        time. An existing stream keeps its own key and time.
+        If given, a new stream is an update log, which keeps only the newest row of each key: the row with the
+        greatest time. An existing stream keeps its own key and time.
     delete_when : str, optional
         The SQL condition of rows that delete their key in an update log, such as ``"op = 'd'"``.
     keep_deletes : str or timedelta, optional
@@ -176,22 +177,22 @@ class PStreamWriter:
         return self._stream.end
 
     def append(self, rows: Any, *, clock: Mapping[str, int] | None = None) -> None:
-        """Append rows; return before they are durable. Blocks while too much is pending.
+        """Append rows; return before they are durable. Blocks while too many bytes are pending.
 
         Parameters
         ----------
         rows : pyarrow.Table, pyarrow.RecordBatch, pandas.DataFrame, list of dict, or dict
             Rows with the stream's columns, in any order. A dict holds columns as sequences, a list holds a
             dict for each row; both are slow. Arrow texts may be dictionary-encoded, which is faster. Arrow
-            memory is shared until it is encoded, and is counted as pending; a whole dictionary is counted for
-            each part.
+            memory is shared, not copied, until the rows are encoded. Until then it counts as pending. A
+            dictionary counts in full for each part of the rows.
         clock : mapping of str to int, optional
             The positions in the sources after these rows. Sources that are not named keep their position.
 
         Raises
         ------
         InvalidUsageError
-            If the columns or their types differ, a dictionary code has no text, or the writer is closed or
+            If the columns or their types differ, a dictionary index has no entry, or the writer is closed or
             belongs to another process.
         PenstockError
             If earlier rows could not be committed; see `flush`.
@@ -218,8 +219,8 @@ class PStreamWriter:
         InvalidUsageError
             If the writer was aborted before all rows were committed, or belongs to another process.
         CorruptDataError, UnavailableError
-            If the stream is damaged or the file system refuses. This writer has lost the rows after its last
-            commit; a new writer's clock gives the position from which to resume.
+            If the stream is damaged or the file system refuses. The rows after this writer's last commit are
+            lost. Open a new writer: its `clock` gives the positions from which to resume the sources.
         """
         self._check_process()
         with self._changed:
@@ -331,7 +332,7 @@ class PStreamWriter:
                 self._changed.notify_all()
 
     def _take(self) -> _Group | None:
-        """Wait for rows, then up to an interval for more; return them."""
+        """Wait for the first rows, then up to an interval for more rows; return all of them."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._pending) or self._is_over())
             self._changed.wait_for(self._is_enough, timeout=self._interval_s)
@@ -408,8 +409,8 @@ class PStreamWriter:
     def metrics(self) -> dict[str, Any]:
         """Return counts: calls of `append`, durable calls, pending and written bytes, rows of the stream.
 
-        Also count the column blocks with a chosen codec, and the deoptimised blocks among them. A block is
-        deoptimised if a value does not fit the chosen codec; then the default codec encodes the block.
+        The counts include the column blocks with a chosen codec, and how many of them were deoptimised. If a
+        value does not fit the chosen codec, the block is deoptimised: the default codec encodes the block.
         """
         self._check_process()
         blocks, deoptimised = self._coder.blocks()

@@ -1,4 +1,4 @@
-"""The base of `Graph`: its last operator, and checks of names and columns."""
+"""The base class of `Graph`: the last operator, and checks of names and columns."""
 
 from __future__ import annotations
 
@@ -92,7 +92,10 @@ class GraphBase:
         return matches[0]
 
     def _add_queue(self, node: UpdateQueue | UpdateUnion) -> Self:
-        """Add a queue. If it has deletes, first add projections of its inputs that mark them."""
+        """Add a queue.
+
+        If the queue has deletes, first add a projection to each input that marks the deletes.
+        """
         delete_when = node.options.delete_when
         if delete_when is None:
             return self._append(node)

@@ -114,9 +114,10 @@ class GraphName:
             The source's columns: an Arrow schema, Spark DDL such as ``"time timestamp, load double"``, or a
             Spark DataFrame with these columns. Spark's ``timestamp`` is Arrow's ``timestamp("us", "UTC")``.
         kind : str
-            ``push`` for a program that appends; it cannot be replayed. ``files``, ``parquet``, ``kafka``,
-            ``p-stream``, ``market``, ``rate`` and ``spark`` (any other source of Spark) can be replayed.
-            Penstock itself reads ``parquet`` files for window fragments and conflation.
+            ``push`` for a program that appends rows; such a source cannot be replayed. ``files``,
+            ``parquet``, ``kafka``, ``p-stream``, ``market``, ``rate`` and ``spark`` (any other source of
+            Spark) can be replayed. If a window or a queue follows a ``parquet`` source, Penstock itself reads
+            the files, and aggregates or conflates the rows while reading.
         options : mapping of str to str, optional
             Options of the source's reader.
         key, time : str or sequence of str, and str, optional
@@ -154,7 +155,9 @@ def _schema_of(declaration: Any) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Graph(Windows, Streams):
-    """An immutable graph of operators, identified by its last operator. Every method returns a new graph.
+    """An immutable graph of operators, identified by its last operator.
+
+    Each operator method returns a new graph.
 
     Column names are case-insensitive, as in Spark. Every operator takes a `name`, which ``plan(persist=...)``
     and errors use; the default is its kind and a number.

@@ -60,9 +60,9 @@ class Streams(GraphBase):
         Parameters
         ----------
         key, time : str or sequence of str, and str, optional
-            Treat the inputs as update streams with this key and time. Not needed for inputs that already are
-            update streams, except windows. The time of a window is inside a struct, so compute a column for
-            it, such as ``select("k", at="window.end")``.
+            Treat the inputs as update streams with this key and time. Inputs that already are update streams
+            need neither, except windows. The time of a window is inside a struct, so compute a column for it,
+            such as ``select("k", at="window.end")``.
         prefer : int or str, optional
             The input that wins ties between update streams: its position (this graph is 0), or the name of
             its last operator or source.
@@ -125,7 +125,7 @@ class Streams(GraphBase):
         name: str | None = None,
         **options: Unpack[JoinArguments],
     ) -> Self:
-        """Join with another graph by columns of the same name, within an interval of a common time.
+        """Join with another graph by columns of the same name; the times differ by at most `within`.
 
         The output has the columns of both sides; join columns and time appear once, from this graph. Update
         streams are joined by their key. The newest match of each key is emitted, with the greater of both

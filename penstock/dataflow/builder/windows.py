@@ -41,12 +41,12 @@ class Windows(GraphBase):
         name: str | None = None,
         **options: Unpack[WindowArguments],
     ) -> Self:
-        """Define the windows over which the next aggregate is computed.
+        """Define the windows of the next `agg`.
 
         Windows are bounded by time or by row count. In lazy and eager mode the aggregate is an update stream
-        whose key is the group: it has the most recent window of each group, served group by group. In these
-        modes, windows of different groups are not emitted together. The same holds for row windows in every
-        mode. Windows that are not emitted together can be neither joined nor aggregated by window.
+        whose key is the group: it has the most recent window of each group. In these modes, and for row
+        windows in every mode, windows of different groups are emitted at different times. Such windows can be
+        neither joined nor aggregated by window.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class Windows(GraphBase):
         return replace(graph, groups=(*groups, *expressions))
 
     def _select_below(self, expressions: Mapping[str, str]) -> Self:
-        """Return the graph with a select of more columns, placed before the window if there is one."""
+        """Add a select of more columns, before the window if there is one; return the graph."""
         window = self.root if isinstance(self.root, Window) else None
         below = self if window is None else replace(self, root=window.inputs[0])
         node_name = below._open("select", None)
@@ -176,15 +176,15 @@ class Windows(GraphBase):
     ) -> Self:
         """Join the windows of this aggregate with windows of another aggregate that end at the same time.
 
-        Both have the same slide; their sizes may differ. The join runs in tumbling windows as long as the
-        slide; each holds the windows that end with it. The output has the columns of both sides, with the
-        join columns once, and ``window`` is the tumbling window.
+        Both aggregates have the same slide; their sizes may differ. The join runs in tumbling windows of the
+        length of the slide. Each tumbling window joins the windows that end when it ends. The output has the
+        columns of both sides, with the join columns once, and ``window`` is the tumbling window.
 
         Parameters
         ----------
         other : Graph
-            A graph that ends with an aggregate of windows, except for `where` and `select`. Both graphs may
-            share operators.
+            A graph that ends with an aggregate of windows, after which only `where` and `select` may follow.
+            Both graphs may share operators.
         on : str or sequence of str
             Columns of both sides. By default every pair of windows that end together is joined.
         condition : str, optional

@@ -81,7 +81,7 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
 
 
 class _BatchReader:
-    """Reads each batch of a query once, and warns if a running batch is later than its contract promises."""
+    """Reads each batch of a query once; warns if a running batch takes longer than its contract allows."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self._query, self._progress = query, ProgressReader(query)
@@ -132,15 +132,15 @@ def follow(
 ) -> Totals:
     """Wait until a query or a graph ends, and report each of its batches.
 
-    Called on the driver's main thread. A signal stops the query after the running batch, for which `follow`
-    waits a few seconds. If the batch is cancelled, a restart from the checkpoint runs it again.
+    Called on the driver's main thread. A signal stops the query. `follow` waits a few seconds for the running
+    batch to end, then cancels it. A restart from the checkpoint runs a cancelled batch again.
 
     Parameters
     ----------
     query : pyspark.sql.streaming.StreamingQuery or RunningGraph
         The query or graph. A graph's batches are the batches of its results query.
     on_batch : callable
-        Called with each batch that ended, in order, within a quarter of a second of its end.
+        Called with each batch, in order, at most a quarter of a second after the batch has ended.
     signals : StopSignals
         The signals that stop the query.
     drain : bool
@@ -183,7 +183,7 @@ def _follow_run(
     *,
     drain: bool,
 ) -> tuple[Totals, bool]:
-    """Wait for one run of a query to end; return its totals, and whether keys wait for the next one."""
+    """Wait for one run of a query to end; return its totals, and whether keys wait for the next run."""
     spark = SparkSession.active()
     available_now = was_available_now(query)
     reader = _BatchReader(query)
@@ -265,14 +265,14 @@ def run(
     - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint continues after the
       last batch. A second signal ends the process at once, with exit code 130 or 143.
 
-    After a signal the program continues after the call and chooses its own exit code, such as ``sys.exit(128
-    + totals.signal)``; by default it is 0.
+    After a signal, `run` returns normally. The program chooses its own exit code, such as ``sys.exit(128 +
+    totals.signal)``; by default it is 0.
 
     Parameters
     ----------
     query : StreamingQuery, RunningGraph, DataStreamWriter or Pipeline
-        The result of ``start()`` of a writer or of `penstock.start`; or a writer or a pipeline, which `run`
-        then starts. A pipeline runs in the active session, or in a new session.
+        A query or graph that was started, by ``start()`` or `penstock.start`; or a writer or a pipeline,
+        which `run` starts. A pipeline runs in the active session, or in a new session.
     drain : bool
         Whether a query with the trigger ``availableNow`` continues until no key waits. If not, the next start
         serves the waiting keys. A pipeline uses its setting ``query.drain`` instead.
@@ -337,7 +337,7 @@ def run_to_end(
 ) -> Totals:
     """Run a pipeline until its queries end or SIGINT or SIGTERM stops it.
 
-    Called on the driver's main thread. If it creates a session, it also stops it.
+    Called on the driver's main thread. If this function creates a session, it also stops the session.
 
     Parameters
     ----------
@@ -350,8 +350,8 @@ def run_to_end(
     document : Document, optional
         The positions of the pipeline's fields, for errors.
     log_level : str
-        Spark's log level, unless the pipeline or a Spark installation sets it. A query's failure is raised,
-        so its log would add only the JVM's stack trace.
+        Spark's log level, unless the pipeline or a Spark installation sets it. The failure of a query is
+        raised as an exception, so Spark's log would add only the JVM's stack trace.
     dashboard : Dashboard, optional
         Shows the run.
 

@@ -1,8 +1,8 @@
 """User-defined aggregates: their definition, and their names in SQL text.
 
-SQL names an aggregate by its module, so that every worker can import it, as in
-``own('shop:GeometricMean', price)``. An aggregate of several values gets them as the fields of a struct, so
-that it also has one column of values.
+SQL names an aggregate by its module, so that every worker can import it, as in ``own('shop:GeometricMean',
+price)``. If an aggregate takes several values, they are the fields of one struct, so every aggregate has one
+column of values.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Aggregate:
     aggregate of two expressions. Rows in which any value is null are skipped. Values are float64, so whole
     numbers are exact up to 2**53. The result is a double; `finish` may return None for null.
 
-    The order of the calls of `merge` depends on micro-batches. So `merge` must be commutative and
-    associative, and merging a state made by `init` must change nothing. Results are the same for any order
-    if the arithmetic is exact; otherwise they may differ in the last bits, like ``sum`` and ``avg`` of
-    floats.
+    The order in which states are merged depends on how rows are divided into micro-batches. So `merge` must
+    be commutative and associative, and merging a state made by `init` must change nothing. Results are the
+    same for any order if the arithmetic is exact; otherwise they may differ in the last bits, like ``sum``
+    and ``avg`` of floats.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ def parameter_names(aggregate: type[Aggregate]) -> list[str]:
 def value_expression(
     aggregate: type[Aggregate], expressions: Sequence[str], condition: str | None = None
 ) -> str:
-    """Return the expression of an aggregate's column of values: one expression, or a struct of several.
+    """Return the expression for an aggregate's column of values: one expression, or a struct of several.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def value_expression(
     expressions : sequence of str
         The values.
     condition : str, optional
-        The rows to aggregate; the values are null in other rows.
+        A condition for the rows to aggregate. In other rows the values are null.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def value_expression(
 
 
 def takes_values(reference: str, kind: pa.DataType) -> bool:
-    """Return whether an aggregate takes a column of a type: numbers, or a struct of a number for each value.
+    """Return whether an aggregate accepts a column type: numbers, or a struct with a number for each value.
 
     Parameters
     ----------

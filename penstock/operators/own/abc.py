@@ -24,9 +24,9 @@ class Operator(ABC):
 
     Penstock makes a copy of the object for each bucket; all rows of a key are in one bucket. In a worker,
     Penstock calls `restore` with the bucket's newest committed tables, if there are any. Then, in each
-    micro-batch, it calls `run` with the rows that arrived, and `snapshot`. The tables are stored with the
-    micro-batch: a micro-batch that runs again starts from the same tables, and only one of its runs has an
-    effect. A bucket without rows does not run, unless `waiting` was above 0.
+    micro-batch, Penstock calls `run` with the rows that arrived, and then `snapshot`. The tables are stored
+    with the micro-batch. If a micro-batch runs again, it starts from the same tables, and only one of its
+    runs takes effect. A bucket without rows does not run, unless `waiting` was above 0.
 
     `run` must give the same results for the same tables, rows and times. Everything it remembers must be in
     the tables, because the next micro-batch may run in another process.
@@ -37,7 +37,7 @@ class Operator(ABC):
         The columns of the results, as DDL: ``"user STRING, visits BIGINT"``. A restart may add columns, but
         not in a graph. The class's name is fixed for the life of a checkpoint.
     uses_clock : bool
-        Whether `run` may ask for the time. The times are recorded before results are seen, so that a
+        Whether `run` may ask for the time. Penstock records the times before anyone sees results, so a
         micro-batch that runs again gets the same times. The record costs a small file for each bucket and
         micro-batch.
 
@@ -95,8 +95,8 @@ class Operator(ABC):
     def snapshot(self) -> Mapping[str, pa.Table]:
         """Return the state as tables by name.
 
-        Called after each `run`. A table is written whole, unless it is, or equals, the table in the last
-        snapshot.
+        Called after each `run`. A table that has changed since the last snapshot is written whole; an
+        unchanged table is not written.
         """
 
     def waiting(self) -> int:

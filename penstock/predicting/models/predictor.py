@@ -36,7 +36,7 @@ class ProcedureModels:
     procedure : str
         The procedure.
     kind : tuple of str and object, optional
-        An attribute and its value, if these are the models of transactions with this value.
+        An attribute of the event and a value, if these models are only for transactions with this value.
     digest : str
         The digest of the procedure's program.
     names : tuple of QueryName
@@ -44,7 +44,7 @@ class ProcedureModels:
     sources : tuple of Source
         The parameter mapping.
     base : str or None
-        The attribute that places most queries.
+        The attribute that determines the partition of most queries.
     features : tuple of Feature
         The features by which `tree` chooses a model; none if there is one model.
     tree : Tree
@@ -52,7 +52,7 @@ class ProcedureModels:
     models : list of MarkovModel
         The models.
     bounds : tuple of Bound
-        How often queries are executed, by the event.
+        Bounds on how often queries are executed, computed from the event.
     """
 
     procedure: str
@@ -68,7 +68,7 @@ class ProcedureModels:
 
     @property
     def title(self) -> str:
-        """The name for people."""
+        """The name that is shown to users."""
         return self.procedure if self.kind is None else f"{self.procedure} {self.kind[1]}"
 
     @property
@@ -79,7 +79,7 @@ class ProcedureModels:
     def parameters(
         self, event: Sequence[Column], placements: Mapping[str, Placement], partitions: int
     ) -> Parameters:
-        """Return the partitions of the procedure's queries by the attributes of events."""
+        """Return the partitions of the procedure's queries, computed from the attributes of events."""
         return Parameters(self.names, self.sources, event, placements, partitions, self.bounds)
 
     def choose(self, events: pa.RecordBatch, event: Sequence[Column], partitions: int) -> Numbers:
@@ -120,7 +120,7 @@ class ProcedureModels:
 
     @staticmethod
     def from_json(content: Mapping[str, Any], partitions: int) -> ProcedureModels:
-        """Return what `to_json` describes."""
+        """Make the models from the result of `to_json`."""
         names = tuple(QueryName(verb, table, tuple(columns)) for verb, table, columns in content["queries"])
         writes = [name.writes for name in names]
         return ProcedureModels(
@@ -140,7 +140,7 @@ class ProcedureModels:
 
 @dataclass
 class Predictor(StoredText):
-    """The models of a database's procedures. `Database.open` takes it, or its file.
+    """The models of a database's procedures; pass a predictor or its file to `Database.open`.
 
     Attributes
     ----------
@@ -149,9 +149,10 @@ class Predictor(StoredText):
     partitions : int
         The number of partitions.
     placements : mapping
-        For each partitioned table, its column, and its ranges if it is not partitioned by the hash.
+        For each partitioned table, its partitioning column, and the ranges unless rows are partitioned by
+        hash.
     threshold : float
-        The least probability at which a prediction is used.
+        The lowest probability at which a prediction is used.
     procedures : list of ProcedureModels
         The models.
     """

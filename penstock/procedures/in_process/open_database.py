@@ -61,7 +61,7 @@ class OpenDatabase:
     location, recovery, commit_interval, partitions, ranges
         See `Database.open`.
     follower : LogFollower, optional
-        A replica's copy of the tables, which makes most of the restore unnecessary.
+        A replica's copy of the tables. With it, most of the recovery is not needed.
     evaluation, design, predictor, speculate
         See `Database.open`.
 
@@ -174,7 +174,7 @@ class OpenDatabase:
             self._state.close()
 
     def checkpoint(self) -> None:
-        """Store the tables, so that the next `Database.open` repeats no calls.
+        """Store the tables, so that the next `Database.open` need not run earlier calls again.
 
         The database also makes checkpoints automatically.
 
@@ -190,7 +190,10 @@ class OpenDatabase:
                     self._log.checkpoint(self._state)
 
     def _perform(self, call: Call, change: Callable[[], T], *harmless: type[Exception]) -> T:
-        """Change the tables and log the call. The errors in `harmless` leave the tables unchanged."""
+        """Change the tables and log the call.
+
+        If `change` raises an error in `harmless`, the tables are unchanged.
+        """
         with self._abandon_on_error(*harmless):
             result = change()
         speculated = speculated_calls(self._state)
@@ -225,7 +228,7 @@ class OpenDatabase:
 
     @contextlib.contextmanager
     def _abandon_on_error(self, *harmless: type[Exception]) -> Iterator[None]:
-        """Refuse further calls after an error or interrupt, which may leave the tables half changed."""
+        """Refuse further calls after an error or interrupt, because the tables may be half changed."""
         try:
             yield
         except harmless:
@@ -257,7 +260,7 @@ class OpenDatabase:
                 self._perform(Call(LOAD + table, "", batch), change, InvalidUsageError)
 
     def call(self, procedure: str, /, *positional: Never, **attributes: Any) -> dict[str, Any]:
-        """Run one transaction, or a round of a workflow; return its results and ``rejected``.
+        """Run one transaction, or one round of a workflow; return the results and ``rejected``.
 
         Raises
         ------
@@ -276,7 +279,7 @@ class OpenDatabase:
         *,
         batch: str | None = None,
     ) -> pa.Table:
-        """Run a transaction, or a round of a workflow, for each row in order; return rows of results.
+        """Run a transaction, or a round of a workflow, for each row in order; return a table of results.
 
         The last column, ``rejected``, has the reason why a transaction was rejected; it is null if the
         transaction was committed.
@@ -315,7 +318,7 @@ class OpenDatabase:
         return pa.Table.from_batches(results, result_schema(program))
 
     def submit(self, procedure: str, /, *positional: Never, **attributes: Any) -> Future[dict[str, Any]]:
-        """Queue one transaction, or a round of a workflow; return a future of what `call` would return.
+        """Queue one transaction, or a round of a workflow; return a future with the result of `call`.
 
         Queued transactions run in order, and become durable together. `submit` waits while 65,536
         transactions are queued. A callback of the future must not wait for the database.
@@ -323,7 +326,7 @@ class OpenDatabase:
         Raises
         ------
         InvalidUsageError
-            If the database is closed. The future has the errors of `call`.
+            If the database is closed. Errors that `call` would raise are raised by the future.
         """
         self._programs.check_call(procedure, positional, attributes)
         with self._lock:
@@ -341,7 +344,7 @@ class OpenDatabase:
         Parameters
         ----------
         requests : pyarrow.Table
-            The id, the procedure, and the arguments as a JSON object; see
+            For each request, its id, the procedure, and the arguments as a JSON object; see
             `penstock.procedures.requests.messages.REQUESTS`.
 
         Raises

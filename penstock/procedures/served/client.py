@@ -103,8 +103,8 @@ class DatabaseClient:
         InvalidUsageError
             If there is no such procedure, or an attribute does not fit.
         UnavailableError
-            If the server refuses because too many calls wait, or does not answer. If it does not answer, the
-            transaction may have run; `call_once` can be repeated safely.
+            If the server refuses because too many calls wait, or does not answer. If the server does not
+            answer, the transaction may have run. Unlike `call`, `call_once` can be repeated safely.
         """
         check_named(procedure, positional)
         try:

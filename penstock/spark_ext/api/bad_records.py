@@ -47,7 +47,7 @@ def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFra
     rows : DataFrame
         The rows of the source, with the column `BAD_RECORD`.
     place : str
-        The source's name in the pipeline, under which the count is observed.
+        The source's name in the pipeline. Spark observes the count under this name.
     on_error : {"keep", "skip", "fail"}
         The treatment of bad records.
     """
@@ -93,7 +93,7 @@ def reject_bad_records(
     reject_to : str or path, optional
         The location of the p-stream, which is created if it does not exist; None to write nothing.
     facts : mapping of str to Column
-        The columns of `REJECTED` that are known, except `source`.
+        An expression for each known column of `REJECTED`, except `source`.
 
     Raises
     ------
@@ -125,16 +125,16 @@ def reject_bad_records(
 
 
 def _fix_division(spark: SparkSession) -> None:
-    """Divide files among tasks in a way that does not depend on the number of cores.
+    """Fix how Spark divides files among tasks, whatever the number of cores.
 
-    Each task writes the records that it rejects, so a micro-batch that runs again needs the same tasks.
+    Each task commits its own bad records. If a micro-batch runs again, it must therefore have the same tasks.
     """
     if spark.conf.get(_FILE_TASKS, None) is None:
         spark.conf.set(_FILE_TASKS, _MIN_FILE_TASKS)
 
 
 def _rejecter(to: TaskRows, place: str) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.Series]]:
-    """Return the function that passes on a partition's rows and commits its bad records at the end."""
+    """Return a function for ``mapInArrow``: it passes on a partition's rows, then commits its bad records."""
     schema, number = as_arrow_of_spark(REJECTED), zlib.crc32(place.encode())
 
     def reject(parts: Iterator[pd.DataFrame]) -> Iterator[pd.Series]:

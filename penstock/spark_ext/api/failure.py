@@ -59,7 +59,7 @@ _STACK = re.compile(r"\n\s*at .*|\n=== .*|\nDriver stacktrace:.*", re.DOTALL)
 
 
 def spark_message(error: BaseException) -> str:
-    """Return the first sentence or two of an error of Spark, without its plan and its SQL state."""
+    """Return the first one or two sentences of a Spark error, without its plan and SQL state."""
     text = _STATE.sub("", str(error))
     text = _STACK.sub("", _PLAN.sub("", text))
     return " ".join(text.split()).removesuffix(".")
@@ -146,9 +146,9 @@ def root_cause(error: BaseException) -> str:
 def kind_of(error: BaseException) -> type[PenstockError]:
     """Return the error class for a query's failure.
 
-    The class of the Penstock error that made the query fail, if there is one. Otherwise `InvalidUsageError`
-    if Spark refused the query or an expression raised an error, `UnavailableError` if the driver is gone or
-    a Python worker did not start in time, and `PenstockError` in all other cases.
+    If a Penstock error made the query fail, return its class. Otherwise return `InvalidUsageError` if Spark
+    refused the query or an expression raised an error, `UnavailableError` if the driver is gone or a Python
+    worker did not start in time, and `PenstockError` in all other cases.
     """
     if isinstance(error, PenstockError):
         return type(error)
@@ -173,7 +173,7 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     fact : str
         The action that failed.
     hint : str, optional
-        The remedy; by default the hint for a late worker, if a late worker is the cause.
+        The remedy. If None and the cause is a late worker, the hint for late workers is used.
     **context
         The context, such as ``query=``.
     """

@@ -103,15 +103,15 @@ def bad_records(progress: StreamingQueryProgress) -> int:
 
 
 def had_input(progress: StreamingQueryProgress) -> bool:
-    """Return whether any source had new rows for a batch. A batch without input only serves waiting keys."""
+    """Return whether any source had new rows for a batch; other batches only serve waiting keys."""
     return any(source.startOffset != source.endOffset for source in progress.sources)
 
 
 def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
     """Return whether a query with the trigger available_now is done.
 
-    Spark does not end such a query if keys may wait: waiting keys need timeouts, and Spark runs batches
-    without input as long as a query may have timeouts.
+    Spark does not end such a query if keys may wait. Waiting keys use timeouts, and while a query may have
+    timeouts, Spark keeps running batches without input.
 
     Parameters
     ----------
@@ -120,8 +120,8 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
     drain : bool
         Whether the query continues until no key waits.
     first : bool
-        Whether the last batch is the first batch of a start. A first batch without input was planned by an
-        earlier start and does not show whether there is input now, so another batch follows.
+        Whether the last batch is the first batch since the query started. If this batch has no input, an
+        earlier start planned it. It does not show whether there is input now, so another batch must follow.
     """
     return not first and not new_input and not (drain and waits)
 
@@ -129,8 +129,8 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
 class ProgressReader:
     """Reads each progress report of a query once.
 
-    A request of all recent reports is slow if many buckets report, so it is sent only if there is more than
-    one new batch.
+    With many buckets it is slow to request all recent reports. So the reader requests them only if there is
+    more than one new batch, and otherwise the last report.
     """
 
     def __init__(self, query: StreamingQuery) -> None:

@@ -68,7 +68,8 @@ def register(
         The name of the query or graph whose metrics are written and offered; by default all queries.
     prometheus : str or int, optional
         Offer metrics to Prometheus at ``http://HOST:PORT/metrics``: ``HOST:PORT``, or a port of 127.0.0.1.
-        Whoever can reach the address can read the metrics, which name queries and operators and hold no rows.
+        Anyone who can reach the address can read the metrics. Metrics name queries and operators, and hold no
+        rows.
     opentelemetry : bool or MeterProvider
         Record metrics with OpenTelemetry: with the given provider, or if True, with a provider that sends
         OTLP over HTTP, configured by the variables ``OTEL_EXPORTER_OTLP_*`` and
@@ -142,8 +143,8 @@ def listen(spark: SparkSession, name: str, receive: Receiver, query: str | None 
 def remove_metrics(spark: SparkSession, *, stopped: bool = False) -> None:
     """End the destinations of a session's metrics.
 
-    Called when sessions have `stopped`, and before a session of Spark Connect stops, because its client
-    would otherwise wait for reports from a server that it has left.
+    Called after a session has stopped (`stopped` is true). Also called before a session of Spark Connect
+    stops: otherwise the client would wait for reports from a server that it has left.
     """
     for destination in _destinations.pop(spark, {}).values():
         if not stopped:

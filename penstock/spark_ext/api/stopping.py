@@ -22,8 +22,9 @@ _SETTLE_S = 10.0
 def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:
     """Stop a query, between two batches if possible, and wait for its tasks.
 
-    Tasks of a cancelled batch end a moment later, remove their unfinished files, and log errors. Right after
-    a batch there are no tasks, because Spark takes a moment to plan the next batch.
+    Right after a batch no task runs, because Spark takes a moment to plan the next batch. If the query is
+    stopped during a batch, Spark cancels its tasks. They end a moment later, remove their unfinished files,
+    and log errors.
 
     Parameters
     ----------

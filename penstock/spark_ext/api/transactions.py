@@ -66,9 +66,11 @@ def transactions(
     """Run a transaction for each row of a stream, exactly once; return results and rejections.
 
     The transactions of a bucket run one after the other, in the order of arrival: micro-batch by micro-batch,
-    and within a micro-batch by `time`, then by position. The result has a row for each transaction, for
-    ``outputMode("append")``: ``bucket``; ``transaction``, its number in the bucket; the columns of `keep`;
-    the procedure's results; and ``rejected``, the reason for a rejection, or null if the transaction was
+    and within a micro-batch by `time`, then by position.
+
+    The result is for ``outputMode("append")`` and has one row for each transaction. Its columns are
+    ``bucket``; ``transaction``, the transaction's number in the bucket; the columns of `keep`; the
+    procedure's results; and ``rejected``, the reason for a rejection, or null if the transaction was
     committed.
 
     Parameters
@@ -82,22 +84,24 @@ def transactions(
     order : {"arrival", "any"}
         The order of transactions. With ``"arrival"``, results and tables are the same as in a serial run in
         the order of arrival. With ``"any"``, transactions over several buckets run after all other
-        transactions of their micro-batch, so fewer of them are forwarded. Two more columns of the results,
-        ``batch`` and ``forwarded``, give the order: by ``batch``, then ``forwarded``, then arrival.
+        transactions of their micro-batch, so fewer of them are forwarded. The results have two more columns,
+        ``batch`` and ``forwarded``. The transactions ran in the order of ``batch``, then ``forwarded``, then
+        arrival.
     keep : str or iterable of str
         Columns of `df` to add to the results.
     buckets : int, optional
-        The number of buckets for the rows of tables. By default the number of shuffle partitions if each
-        transaction accesses rows of one bucket, otherwise one. A transaction accesses one bucket if all its
-        keys have the same event attribute in the partitioning columns of their tables. With more than one
-        bucket, a transaction over several buckets is forwarded to a coordinator. For this the partitioning
-        columns of the transaction's keys must be attributes of the event, elements of its lists, or values of
-        the procedure's route. Tables without a partitioning column are replicated; a transaction that writes
-        one needs all buckets. The number is fixed for the life of a checkpoint.
+        The number of buckets among which the rows of tables are divided. By default this is the number of
+        shuffle partitions if each transaction accesses only one bucket, otherwise one. A transaction accesses
+        one bucket if all its keys have the same event attribute in the partitioning columns of their tables.
+        With more than one bucket, a transaction over several buckets is forwarded to a coordinator. To
+        forward it, Penstock must know its buckets from the event: each partitioning column must be an
+        attribute of the event, an element of one of its lists, or a value of the procedure's route. Tables
+        without a partitioning column are replicated, and a transaction that writes a replicated table needs
+        all buckets. The number of buckets is fixed for the life of a checkpoint.
     initial : mapping, optional
         The initial rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
-        table. Initial rows are loaded once, with the first micro-batch of a checkpoint; later starts ignore
-        them. All initial rows pass through the driver. Each bucket has all rows of replicated tables.
+        table. Initial rows are loaded once, with the first micro-batch of a checkpoint; restarts ignore them.
+        All initial rows pass through the driver. Each bucket has all rows of replicated tables.
     requests : str or path, optional
         The location of clients' requests, which run in the same query: ``database.connect(requests)`` makes a
         client that calls procedures. The requests of a micro-batch run before its events, in the order in
@@ -106,12 +110,13 @@ def transactions(
     batch : str or int, optional
         Groups the rows of a workflow into atomic batches; each batch is one round. A batch is consecutive
         rows with an equal value in this column, or this many consecutive rows. A batch runs when it is
-        complete: with a column, when the next batch begins. Batches need one bucket, and this argument is
-        fixed for the life of a checkpoint.
+        complete. A batch of equal values is complete when a row with another value arrives. Atomic batches
+        need `buckets` = 1, and this argument is fixed for the life of a checkpoint.
     compatible_with : str, optional
         The digest of the checkpoint's first program. Pass it if the procedure has changed since the
         checkpoint was made and its new text works with the old tables. Without this argument, a changed
-        program is refused. The former program must finish any micro-batch that it began.
+        program is refused. If the old program has begun a micro-batch, finish that micro-batch with the old
+        program first.
     state_location : str or path, optional
         The directory for state; by default the state location of the database, or the Spark setting
         ``spark.penstock.stateLocation``.
@@ -126,9 +131,9 @@ def transactions(
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong, the procedure does not compile for these columns, or its transactions access
-        rows of several buckets that the event does not name. A restart with another program, other tables or
-        another number of buckets fails the query.
+        If an argument is wrong; if the procedure does not compile for these columns; or if its transactions
+        access several buckets and the event does not determine which. A restart with another program, other
+        tables or another number of buckets fails the query.
 
     Examples
     --------
@@ -217,7 +222,7 @@ class PlannedTransactions:
     rows : pyarrow.Schema
         The Arrow schema of results.
     route : Route
-        The way in which rows reach their bucket; a part of the operator's name in Spark's plans.
+        How rows reach their bucket. Spark's plans show it as a part of the operator's name.
     coordinator : Coordinator, optional
         Runs the transactions that need several buckets.
     """
@@ -314,7 +319,7 @@ def plan_transactions(
 
 @dataclass(frozen=True)
 class PlannedProcedure:
-    """Planned transactions without their input; need no Spark session.
+    """Planned transactions without their input. Planning them needs no Spark session.
 
     Parameters
     ----------
@@ -337,9 +342,9 @@ class PlannedProcedure:
 def choose_buckets(
     program: Program | PlainProgram, options: TransactionOptions
 ) -> tuple[TransactionOptions, str | None]:
-    """Return the options and the attribute that chooses the bucket.
+    """Return the options, and the event attribute that determines the bucket.
 
-    The options get one bucket if several buckets would need a route.
+    If several buckets would need a route, the returned options have one bucket.
     """
     route = routing_attribute(program) if options.batch is None else None
     return replace(
@@ -359,7 +364,7 @@ def plan_procedure(
     route: str | None,
     initial: InitialRows | None,
 ) -> PlannedProcedure:
-    """Plan the transactions of a program over rows with Spark's columns `given`, in Arrow `columns`.
+    """Plan the transactions of a program over rows with the Spark columns `given` and the Arrow `columns`.
 
     Raises
     ------
@@ -405,7 +410,7 @@ def plan_procedure(
 def _parcels_of(
     df: DataFrame, packer: TransactionPacker, *, declared: bool
 ) -> tuple[DataFrame, PieceReader | None, Route]:
-    """Return the parcels of events, the reader of rows that are not in the parcels, and the route."""
+    """Return the parcels of events, the reader of rows that bypass the parcels, and the route."""
     from_stream = None if packer.forwarding is not None else parcels_of_p_stream(df, packer)
     if from_stream is None:
         return with_safe_names(df, declared=declared).mapInArrow(packer, PARCELS), None, Route.SPARK

@@ -96,9 +96,10 @@ def update_join(
     condition : str, optional
         A further condition for a match: SQL over the columns of the result.
     watermark_delay : str or timedelta, optional
-        The allowed lateness. A tuple is dropped and counted if it is more than this older than the newest
-        tuple that its bucket got, from either side, in earlier micro-batches. The default is `within`. It
-        should be at least as long as one side may be ahead of the other.
+        The allowed lateness. A bucket compares each tuple with the newest tuple that it got, from either
+        side, in earlier micro-batches. If the tuple is older by more than this delay, it is dropped and
+        counted. The default is `within`. If one side may run ahead of the other, the delay should be at least
+        as long.
     unit : str, optional
         The unit of an integer time: ``s``, ``ms``, ``us`` or ``ns``.
     buckets, state_location, retain_versions, name

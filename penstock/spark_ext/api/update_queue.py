@@ -115,27 +115,28 @@ def update_queue(
         A timestamp column with the arrival time of a tuple, from which staleness is measured. By default a
         tuple arrives with its micro-batch.
     cost : str, optional
-        The time that one tuple costs, such as ``"2ms"``, for linecutting; measured by default. With
-        ``"by key"`` the policy freshest measures the cost of each key; this needs `apply`.
+        The time to serve one tuple, such as ``"2ms"``, for the policy ``"linecutting"``; measured by default.
+        With ``"by key"``, the policy ``"freshest"`` measures the cost of each key; this needs `apply`.
     weight : str or mapping, optional
-        The weight of each key, positive and finite: a numeric column, whose value in the newest tuple is
-        used, or a mapping from values of the key (of one column) to weights; other keys have weight 1.
-        Services are shared in proportion to the square roots of the weights; equal weights do not change the
-        order.
+        The weight of each key, positive and finite: either a numeric column, of which the newest tuple's
+        value is used, or, for a key of one column, a mapping from key values to weights (other keys have
+        weight 1). Keys are served in proportion to the square roots of their weights. Equal weights do not
+        change the order.
     nulls : {"error", "drop"}
         The treatment of rows with a null key, time or arrival (or a NaN time), or with a weight that is not
         positive and finite: fail the query, or drop and count them.
     combine : bool or "auto"
-        Whether the map side conflates before the shuffle; with ``"auto"``, it does if that pays off.
+        Whether the map side conflates rows before the shuffle. With ``"auto"``, it does so if that reduces
+        the work.
     semantics : {"update", "append", "adaptive"}
         The effect of a newer tuple on a waiting tuple of its key. With ``"update"`` the newer tuple replaces
         the waiting tuple. With ``"append"`` both tuples wait, so every tuple is served, in the order of
         arrival. ``"adaptive"`` appends while the queue keeps up, and updates under overload. See "Semantics"
         in ``docs/concepts/update-queue.md``.
     working_copy : {"memory", "rocksdb"}
-        The place where workers hold the keys that do not wait: in memory, or on local disk if they do not fit
-        in memory. Waiting keys are always in memory. The durable state is the same, so this may change at a
-        restart.
+        Where workers hold the keys that do not wait: ``"memory"``, or ``"rocksdb"`` on local disk for keys
+        that do not fit in memory. Waiting keys are always in memory. Both have the same durable state, so a
+        restart may change this argument.
     staleness_column : bool
         Whether to add ``queue_staleness_ms``, the wait of the key until it was served. `apply` sees it.
     delete_when : str, optional
@@ -144,9 +145,9 @@ def update_queue(
         updates. `apply` sees the column, and `output_schema` must have it. An update that is older than the
         delete does not bring the key back. See "Deletes" in ``docs/concepts/update-queue.md``.
     ttl : str, timedelta or int, optional
-        How long a key stays in the state after its last update, such as ``"1 day"``; by default for ever. For
-        an integer `time`, a number in its unit. The clock is the newest `time` of all rows so far. See "Keys
-        that go silent" in ``docs/concepts/update-queue.md``.
+        How long a key stays in the state after its last update, such as ``"1 day"``; by default for ever. If
+        `time` is an integer, this is a number in the same unit. The newest `time` of all rows so far is the
+        current time. See "Keys that go silent" in ``docs/concepts/update-queue.md``.
     delete_ttl : str, timedelta or int, optional
         The same for deleted keys; by default `ttl`.
     on_silent : {"row"}, optional
@@ -154,9 +155,10 @@ def update_queue(
         The output has the boolean column ``silent``, which is true in such rows.
     late_to : str or path, optional
         The location of a p-stream for the rows that are dropped, each exactly once: all columns of `df`,
-        ``reason`` (``"late"``, or why the row is refused), and ``watermark``, the time of the key's newest
-        emitted tuple, if the row is older. Tuples that were replaced by a newer tuple are not written. With
-        this option all rows cross the shuffle. See ``docs/how-to/late-rows.md``.
+        ``reason`` (``"late"``, or why the row is refused), and ``watermark``. If the row is late,
+        ``watermark`` is the time of the key's newest emitted tuple. Tuples that were replaced by a newer
+        tuple are not written. With this option all rows cross the shuffle, because the map side does not
+        conflate. See ``docs/how-to/late-rows.md``.
     state_location : str or path, optional
         The directory for state: a path, or a URI of a file system that pyarrow supports (``s3://``,
         ``gs://``, ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
@@ -214,8 +216,8 @@ def run_queue(
     Parameters
     ----------
     source : str, optional
-        The column of a union that decides ties (`penstock.operators.update_stream.stream.UpdateStream`); it
-        is not in the output.
+        The column that decides ties in a union (`penstock.operators.update_stream.stream.UpdateStream`). The
+        output does not have this column.
     declared : bool
         Whether the schema was given, so that Spark must not be asked for columns.
     """

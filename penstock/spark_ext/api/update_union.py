@@ -48,9 +48,10 @@ def update_union(
     time : str
         The column that orders the updates of a key.
     prefer : int or str, optional
-        The input that wins, by position (from 0) or name, if tuples of equal key and time meet: in one
-        micro-batch, or while one of them waits. A delivered tuple is not retracted. By default the first
-        tuple to arrive is kept; within a micro-batch, the tuple of the earlier input.
+        The input that wins a tie, by position (from 0) or name. A tie is two tuples of equal key and time
+        that arrive in one micro-batch, or of which one still waits. A delivered tuple is not retracted. By
+        default the first tuple to arrive is kept; within a micro-batch, the tuple of the input that comes
+        first in `dfs`.
     schema : StructType or str, optional
         The columns of each input, or their DDL; see `penstock.update_queue`.
     name : str

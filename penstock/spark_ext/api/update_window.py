@@ -92,18 +92,18 @@ def update_window(
         and then of arrival.
     aggs : mapping of str to str or Column
         Spark SQL expressions by output column: ``{"load": "avg(value)"}``; or a Spark column, such as
-        ``functions.avg("value")``, if its text is equivalent. ``count(DISTINCT x)`` is exact, and stores the
-        values of each pane. ``median(x)`` and ``percentile(x, p)`` are exact up to 4,096 values of a window;
-        beyond that the rank is wrong by at most a thousandth of the values, with 99 % confidence.
+        ``functions.avg("value")``, if its text form is such an expression. ``count(DISTINCT x)`` is exact,
+        and stores all distinct values of each pane. ``median(x)`` and ``percentile(x, p)`` are exact up to
+        4,096 values of a window; in larger windows the rank of the result is wrong by at most 0.1 % of the
+        values, with 99 % confidence.
     mode : {"append", "lazy", "eager"}
         The windows to emit (UpStream §6.2). ``"append"``: every window, once, when the watermark passes its
         end. ``"lazy"``: the newest complete window of each key; older windows are dropped. ``"eager"``: a key
         commits to its newest window, and drops its other windows until that window is complete.
     budget : int or str, optional
-        The number of windows that a trigger may serve, in the order of `policy`, unless the mode is
-        ``"append"``; or the time that each of Spark's parallel tasks may take, such as ``"800ms"``. Windows
-        that still wait are served in later triggers, even without new input, unless a newer window replaces
-        them.
+        For lazy and eager mode, the limit of a trigger: a number of windows, served in the order of `policy`;
+        or the time that each of Spark's parallel tasks may take, such as ``"800ms"``. Windows that still wait
+        are served in later triggers, even without new input, unless a newer window replaces them.
     policy : {"in_place", "fifo", "linecutting", "freshest"}, optional
         The order in which waiting keys are served; ``"in_place"`` by default.
     freshness : mapping, optional
@@ -116,20 +116,20 @@ def update_window(
     cost : str, optional
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
-        The weight of each key, as in `update_queue`: a numeric column, whose value in the newest tuple is
-        used once the watermark has passed the tuple's pane, or a mapping from values of the key. A weight in
-        a column that is not positive and finite fails the query, for both values of `nulls`.
+        The weight of each key, as in `update_queue`: a numeric column, or a mapping from key values. Of a
+        column, the newest tuple's value is used once the watermark has passed the tuple's pane. A value that
+        is not positive and finite fails the query, for both values of `nulls`.
     delete_when : str, optional
-        An SQL condition on rows, such as ``"op = 'd'"``. A row for which it is true deletes its key. Windows
-        that contain the row ignore it and the key's older tuples, including tuples of equal time that arrived
-        before it. If a window has no later tuple, its aggregates are null. The output gets the column
-        ``deleted``, true in such results. Only windows of time have deletes; their rows cross the shuffle,
-        and a row is late if the watermark has passed its pane.
+        An SQL condition on rows, such as ``"op = 'd'"``. A row for which the condition is true deletes its
+        key. Windows that contain the row ignore it and the key's older tuples, including tuples of equal time
+        that arrived before it. If a window has no later tuple, its aggregates are null. The output gets the
+        column ``deleted``, true in such results. Only windows of time have deletes. With this option whole
+        rows cross the shuffle, and a row is late if the watermark has passed its pane.
     ttl : str or timedelta, optional
         How long a key of lazy or eager windows of time lives after its last tuple, such as ``"10 minutes"``;
-        by default for ever. A key leaves the state when the watermark is this far past the key's newest
-        pane, and none of its windows is open or waits. A key that returns makes the same windows as if it
-        had stayed. Cannot be combined with `budget`.
+        by default for ever. A key leaves the state when the watermark is this far past the key's newest pane,
+        and none of its windows is open or waits. If the key returns later, its windows are the same as if the
+        key had stayed. Cannot be combined with `budget`.
     on_silent : {"row"}, optional
         With ``"row"``, the output gets a row when a key leaves after `ttl`: the key, its last window and null
         aggregates. The output has the boolean column ``silent``, which is true in such rows.
@@ -144,8 +144,8 @@ def update_window(
         The treatment of rows without a time: fail the query, or drop and count them.
     late_to : str or path, optional
         The location of a p-stream for the rows that are dropped, each exactly once: all columns of `df`,
-        ``reason`` (``"late"`` or ``"the time is null"``) and ``watermark``, which made the row late. With
-        this option whole rows cross the shuffle. See ``docs/how-to/late-rows.md``.
+        ``reason`` (``"late"`` or ``"the time is null"``), and ``watermark``, the watermark at which the row
+        was late. With this option whole rows cross the shuffle. See ``docs/how-to/late-rows.md``.
     schema : StructType or str, optional
         The columns of `df`, or their DDL; see `penstock.update_queue`. If given, aggregates must be SQL, with
         types that Penstock can determine without Spark.
@@ -159,19 +159,19 @@ def update_window(
     Notes
     -----
     The watermark is the time of the newest tuple so far, including this micro-batch, less the delay, rounded
-    down to the start of a pane (the greatest common divisor of size and slide). So a window is emitted by the
-    micro-batch that closes it, while Spark emits its own windows in the next micro-batch. Spark may still
-    aggregate a tuple that is later than the delay allows. Penstock aggregates such a tuple only in its
-    windows that are still open. If no such window is open, or in lazy and eager mode, the tuple is dropped
-    and counted as late.
+    down to the start of a pane (the greatest common divisor of size and slide). So Penstock emits a window in
+    the micro-batch that closes the window, while Spark emits its own windows one micro-batch later. Spark may
+    still aggregate a tuple that is later than the delay allows. In append mode, Penstock aggregates such a
+    tuple in those of its windows that are still open. If none is open, and always in lazy and eager mode, the
+    tuple is dropped and counted as late.
 
     Windows of rows are complete when the watermark has passed their last row. A tuple is late if it is older
     than the watermark before its micro-batch. If there is no delay, the watermark passes all tuples as they
     arrive, so tuples are sorted only within a micro-batch.
 
-    A session is emitted when the watermark, which is not rounded for sessions, passes its end. A tuple older
-    than the watermark is used if it belongs to an open session, or starts a session whose end the watermark
-    has not passed.
+    A session is emitted when the watermark passes its end; for sessions the watermark is not rounded. A tuple
+    older than the watermark is used in two cases: it belongs to an open session, or it starts a session whose
+    end the watermark has not passed.
 
     Raises
     ------
@@ -274,7 +274,7 @@ def _rows(
     whole: bool,
     declared: bool,
 ) -> tuple[DataFrame, StructType, tuple[Partial, ...]]:
-    """Return the rows with the columns of time, groups, values of partials and `more`; and the partials.
+    """Return rows with columns for time, groups, values of partials and `more`; also return the partials.
 
     With `whole`, all columns of the input follow.
     """

@@ -43,17 +43,18 @@ def upsert(
 ) -> DataStreamWriter:
     """Return a writer that keeps a table up to date with the newest row of each key.
 
-    Called on the driver. The table is checked here, before anything runs. Each micro-batch is one transaction
-    if the store has transactions. A row replaces the stored row of its key unless the stored row is newer.
-    For equal times the later micro-batch wins. So Spark may safely run a micro-batch again. The rows of a
-    micro-batch pass through the driver's memory, so put an `update_queue` with a budget before a sink that
-    may fall behind.
+    Called on the driver. This call checks the table, before anything runs. Each micro-batch is one
+    transaction if the store has transactions. A row replaces the stored row of its key unless the stored row
+    is newer. For equal times the later micro-batch wins. So it is harmless if Spark runs a micro-batch again.
+
+    The rows of a micro-batch pass through the driver's memory. If the store may fall behind, put an
+    `update_queue` with a budget before it.
 
     Parameters
     ----------
     df : DataFrame
-        A streaming DataFrame. In place of the column `window`, a struct of `start` and `end`, the table has
-        the columns ``window_start`` and ``window_end``.
+        A streaming DataFrame. If it has the column ``window`` (a struct of ``start`` and ``end``), the table
+        has the columns ``window_start`` and ``window_end`` instead.
     to : str
         The store: ``postgresql://USER:PASSWORD@HOST/DATABASE``, ``mysql://...`` (also for MariaDB),
         ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST``, ``delta:///DIRECTORY`` or
@@ -67,17 +68,17 @@ def upsert(
         The table, optionally as ``schema.table``. For Redis, the prefix of the keys. Not used for Delta Lake.
     delete_when : str or Column, optional
         A SQL condition for rows that delete their key. The store remembers the time of a deletion, so that an
-        older row does not bring the key back. If the condition is only the name of a column, such as
-        ``"deleted"`` of a queue with ``delete_when=``, the table does not have this column.
+        older row does not bring the key back. If the condition is just a column name, such as ``"deleted"``
+        after a queue with ``delete_when=``, the table leaves out this column.
     forget_deletes_after : str or int, optional
-        The age at which deletions are forgotten, such as ``"30 days"``, or a number in the unit of a numeric
-        `time`. The age is measured against the times of later batches; Redis measures it by its own clock.
-        Once a deletion is forgotten, an older update may bring the key back. By default, deletions are
-        remembered for ever.
+        The age at which deletions are forgotten, such as ``"30 days"``; if `time` is numeric, a number in its
+        unit. The age is measured against the times of later batches; only Redis uses its own clock. Once a
+        deletion is forgotten, an older update may bring the key back. By default, deletions are remembered
+        for ever.
     create : bool
         Whether to create the table if it is missing.
     patience : str
-        The time to keep trying while the store does not answer, such as ``"5 minutes"``. Then the query ends
+        How long to retry while the store does not answer, such as ``"5 minutes"``. After that the query ends
         with `UnavailableError`; a restart writes the micro-batch again.
 
     Returns

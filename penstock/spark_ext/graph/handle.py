@@ -69,8 +69,9 @@ class RunningGraph:
     """A handle for all queries of a started graph, returned by `penstock.start`.
 
     A thread watches the queries. If a query fails, the thread stops all other queries. With
-    ``available_now`` it starts a query when its predecessors have ended, and ends queries that Spark does
-    not end, because they may have timeouts. All methods may be called from any thread::
+    ``available_now``, the thread starts a query when all earlier queries that feed it have ended. It also
+    ends queries that Spark does not end because they may have timeouts. All methods may be called from any
+    thread::
 
         state      ends when
         ---------  -------------------------------------------------
@@ -248,7 +249,7 @@ class RunningGraph:
             return {name: run.query for name, run in self._runs.items()}
 
     def starts(self, name: str) -> list[StreamingQuery]:
-        """Return the starts of a query, oldest first: before Spark 4.2 it starts again while keys wait."""
+        """Return the runs of a query, oldest first. Before Spark 4.2 a query is restarted while keys wait."""
         with self._lock:
             return list(self._runs[name].starts) if name in self._runs else []
 

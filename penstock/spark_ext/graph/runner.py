@@ -78,9 +78,9 @@ def start(
         The graph's directory, which need not exist. The directory holds the plan, the p-streams, state, and
         Spark's checkpoints.
     sources : mapping of str to DataFrame or path, optional
-        For each source of the graph, its streaming DataFrame; or, for the kind ``parquet``, the path of its
-        files; or, for any other kind, the location of a p-stream to read. A source that has a path in the
-        graph may be left out.
+        For each source of the graph, a streaming DataFrame or a path. For the kind ``parquet``, the path is
+        that of its files; for any other kind, it is the location of a p-stream to read. A source whose path
+        is in the graph may be left out.
     tables : mapping of str to DataFrame, optional
         The static tables of the graph's lookups.
     sink : callable, optional
@@ -93,8 +93,8 @@ def start(
     retain_interval : str or timedelta, optional
         The time between two retain markers, which make the input durable. By default as short as possible.
     checkpoint_interval : str or timedelta, optional
-        The time between two checkpoint markers, which commit results. By default as short as possible, or
-        with a freshness contract an eighth of its tightest limit.
+        The time between two checkpoint markers, which commit results. By default as short as possible; with a
+        freshness contract, an eighth of the contract's tightest limit.
     available_now : bool
         Whether to end when the current input is processed. If true, the queries run one after the other.
     drain : bool
@@ -229,7 +229,7 @@ def _trace(
 def _locate(
     graph: Graph, sources: Mapping[str, DataFrame | str | os.PathLike[str]]
 ) -> tuple[Graph, dict[str, str]]:
-    """Return the graph, with the kind of p-stream sources set, and the locations of these sources."""
+    """Set the kind of sources that read p-streams; return the graph and the locations of these sources."""
     nodes = {node.name: node for node in topological(graph.root) if isinstance(node, Source)}
     unknown = sorted(sources.keys() - nodes.keys())
     if unknown:

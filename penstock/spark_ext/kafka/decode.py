@@ -44,7 +44,7 @@ def decode_kafka(
 ) -> DataFrame:
     """Decode the values of Kafka's records into columns.
 
-    The records may come from a source, or from an update queue over it. In the second case only the records
+    The records may come from a source, or from an update queue over a source. After a queue, only the records
     that leave the queue are decoded. Called on the driver when a query is built.
 
     Parameters
@@ -52,13 +52,13 @@ def decode_kafka(
     records : pyspark.sql.DataFrame
         Rows with the column ``value`` and the columns that `keep` names.
     columns : str, optional
-        Names and types of the value's columns, as in CREATE TABLE. By default, Avro and Protobuf have all
-        columns of their schema.
+        Names and types of the value's columns, as in CREATE TABLE. For Avro and Protobuf, the default is all
+        columns of the schema.
     format : {"json", "avro", "protobuf", "debezium", "debezium_avro"}
-        ``debezium`` is the JSON of Debezium's change events, with or without their schema, and
-        ``debezium_avro`` their Avro. `columns` are the columns of the table; ``deleted BOOLEAN``, ``change_op
-        STRING``, ``change_ms BIGINT`` and ``change_lsn BIGINT`` follow. A deleted row has its old values; the
-        database may send only the columns of the key. Tombstones are left out.
+        ``debezium`` is Debezium's change events as JSON, with or without their schema; ``debezium_avro`` is
+        the same events as Avro. For both, `columns` are the columns of the table. The result also has
+        ``deleted BOOLEAN``, ``change_op STRING``, ``change_ms BIGINT`` and ``change_lsn BIGINT``. A deleted
+        row has its old values, unless the database sends only the key's columns. Tombstones are left out.
     keep : sequence of str
         Kafka's own columns to keep: ``key``, ``topic``, ``partition``, ``offset``, ``timestamp``,
         ``headers``. Each gets the prefix ``kafka_`` and follows the other columns.
@@ -68,9 +68,9 @@ def decode_kafka(
     name : str
         The name under which such values are counted. Each call in a query needs a different name.
     reject_to : str or path, optional
-        The location of a p-stream for such records, each exactly once: ``source`` (the name), ``value``,
-        ``topic``, ``partition`` and ``offset`` if `records` have them, and ``reason``. With ``"keep"`` the
-        rows are also kept. See ``docs/how-to/late-rows.md``.
+        The location of a p-stream to which each such record is written exactly once: ``source`` (the name),
+        ``value``, ``topic``, ``partition`` and ``offset`` if `records` have them, and ``reason``. With
+        ``"keep"`` the rows are also kept. See ``docs/how-to/late-rows.md``.
     value_schema : str or path, optional
         The Avro or Protobuf schema that the columns come from, as a text, an Avro schema's file, a ``.proto``
         file, or a file with a ``FileDescriptorSet``; by default the newest schema in the registry.

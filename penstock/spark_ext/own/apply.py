@@ -57,8 +57,8 @@ def apply(
     key : str or iterable of str
         The columns whose rows go to the same bucket. Nulls are equal to each other.
     time : str, optional
-        A timestamp, date or integer column that orders the rows of a micro-batch; ties are in order of
-        arrival. The column may have no nulls. By default all rows are in order of arrival.
+        A timestamp, date or integer column, without nulls, that orders the rows of a micro-batch. Rows of
+        equal time are in order of arrival. By default all rows are in order of arrival.
     buckets : int, optional
         The number of buckets for the keys; each has a copy of the operator. Fixed for the life of a
         checkpoint. By default the number of shuffle partitions.

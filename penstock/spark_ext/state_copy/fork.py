@@ -65,10 +65,11 @@ def fork_state(
     to : str or path
         The new checkpoint, on a local disk. The path must not exist yet.
     at : int, optional
-        The micro-batch; by default the newest committed micro-batch. The query must still have its state.
-        With `retain_versions` n, it has the state of at least the newest n micro-batches.
+        The micro-batch; by default the newest committed micro-batch. The query must still have the state of
+        this micro-batch. With `retain_versions` n, the query keeps the state of at least the newest n
+        micro-batches.
     progress : callable, optional
-        Called after each copied bucket with the numbers of finished parts and of all parts.
+        Called after each copied bucket, with the number of finished parts and the number of all parts.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """`migrate_state`: copy a query at a committed micro-batch, with columns added or widened.
 
-In queues and joins, only waiting or held tuples have values of columns that are neither key nor time. In the
-copy these tuples have nulls in new columns, and converted values in widened columns. For windows see
+Queues and joins store values outside the key and the time only for waiting or held tuples. In the copy, these
+tuples have nulls in new columns, and converted values in widened columns. For windows see
 `penstock.spark_ext.state_copy.migrated_windows`, for user-defined operators
 `penstock.spark_ext.state_copy.migrated_tables`.
 """
@@ -74,22 +74,22 @@ def migrate_state(
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Migrated:
-    """Copy the query of a queue, union, join, windows or own operator, with more or wider columns.
+    """Copy the query of a queue, union, join, windows or user-defined operator, with more or wider columns.
 
     Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
     directory in the state location, nothing of the old query changes, and an interrupted call continues if it
-    is repeated. Then start the query with the new checkpoint and the new columns. Waiting tuples, and rows of
-    an own operator's tables, have null in added columns.
+    is repeated. Then start the query with the new checkpoint and the new columns. Waiting tuples have null in
+    added columns, and so do the rows of a user-defined operator's tables.
 
     Parameters
     ----------
     checkpoint, path, to, at, progress
-        See `fork_state`. The parts are the buckets, and one part for all of Spark's files.
+        See `fork_state`. Each bucket is one part, and all of Spark's files together are one part.
     schema : str or StructType, or a mapping of these for a join
         All columns of the new input, in their order, such as ``df.schema`` or ``"symbol string, time
         timestamp, price double"``. With `delete_when`, the input of a queue, union or join has ``deleted
-        boolean`` at the end. For a join, the columns of ``"left"``, of ``"right"``, or of both. Only for a
-        user-defined operator may it be left out.
+        boolean`` at the end. For a join, a mapping with the columns of ``"left"``, of ``"right"``, or of
+        both. This argument is optional only for a user-defined operator.
     tables : mapping of str to StructType or str, optional
         For a user-defined operator: all columns of the tables that change, by the tables' names.
 
@@ -101,8 +101,8 @@ def migrate_state(
     Raises
     ------
     InvalidUsageError
-        As for `fork_state`; or if the operator is of another kind, a column is missing or its new type is not
-        wider, or an added column does not allow nulls. In these cases nothing has been written.
+        As for `fork_state`. Also if the operator is of another kind, a column is missing, a new type is not
+        wider, or an added column does not allow nulls. Then nothing has been written.
     CorruptDataError
         If a file of the micro-batch is damaged or missing; a running query may have deleted it.
     UnavailableError
@@ -111,9 +111,9 @@ def migrate_state(
     Notes
     -----
     Wider types are integers of more bits, ``double`` for ``float``, and ``timestamp_ntz`` for ``date``. The
-    key, the time and the columns of arrival and weight keep their types. Windows hold only the arguments of
-    their aggregates. So for windows `Migrated.widened` names arguments, and `Migrated.added` is empty. For a
-    user-defined operator, both name columns of tables as ``table.column``.
+    key, the time and the columns of arrival and weight keep their types. Windows store only the arguments of
+    their aggregates. So for windows, `Migrated.widened` names these arguments, and `Migrated.added` is empty.
+    For a user-defined operator, both attributes name columns as ``table.column``.
 
     Examples
     --------
@@ -180,7 +180,7 @@ def _check_kind(kind: str, new: Mapping[str, StructType], tables: Mapping[str, S
 def _converted_queues(
     copy: QueryCopy, specification: Mapping[str, Any], columns: Mapping[str, StructType]
 ) -> Callable[[int], RewrittenState | None]:
-    """Return the function that returns a bucket of a queue with other columns."""
+    """Return a function that reads a bucket of a queue and returns it with other columns."""
     old, key = OldBuckets(copy, specification), set(specification["key"])
 
     def state_of(bucket: int) -> RewrittenState | None:
@@ -193,7 +193,7 @@ def _converted_queues(
 def _converted_joins(
     copy: QueryCopy, specification: Mapping[str, Any], columns: Mapping[str, StructType]
 ) -> Callable[[int], RewrittenState | None]:
-    """Return the function that returns a bucket of a join with other columns of its sides."""
+    """Return a function that reads a bucket of a join and returns it with other columns."""
     key = set(specification["key"])
 
     def change(side: str, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -216,7 +216,10 @@ def _parse(given: str | StructType) -> StructType:
 def _compare(
     copy: QueryCopy, specification: Mapping[str, Any], part: str, columns: StructType
 ) -> tuple[StructType, list[str], list[str]]:
-    """Return the new columns, with the hidden column of a union, and the added and widened names."""
+    """Return the new columns, and the names of the added and the widened columns.
+
+    The new columns include the hidden column of a union.
+    """
     if not copy.buckets:
         raise InvalidUsageError("the query has no state yet", hint="start it with a new checkpoint")
     place = copy.buckets[0]
@@ -264,7 +267,7 @@ def _convert(state: QueueState, columns: StructType, key: set[str]) -> QueueStat
 
 
 def _convert_rows(old: pa.Table, columns: StructType, left_out: set[str]) -> pa.Table:
-    """Return stored tuples with new columns. Penstock's own columns stay, and come first."""
+    """Return stored tuples with new columns, after Penstock's own columns, which stay."""
     ours = [name for name in old.schema.names if name.startswith(RESERVED_PREFIX) and name != SOURCE_COLUMN]
     fields = [field for field in as_arrow_schema(columns) if field.name not in left_out]
     present = set(old.schema.names)

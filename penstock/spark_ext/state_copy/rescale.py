@@ -75,17 +75,17 @@ def rescale_state(
     is repeated. Then start the query with the new checkpoint and the new number of buckets.
 
     Every key keeps the time of its newest emitted tuple, its waiting tuple, and the arrival of its oldest
-    pending update. In a new bucket with keys of several old buckets, the keys of one old bucket keep their
-    order. Keys of different old buckets are ordered by the arrival of their pending updates; see "Change the
-    number of buckets" in ``docs/how-to/state.md``. Windows keep their open panes, rows and sessions, and the
-    watermark; in lazy and eager mode also each group's waiting window. Joins keep their held tuples and last
-    matches; a new bucket's watermark is the newest watermark of its old buckets. Tables of user-defined
-    operators are divided row by row, so each table must have the operator's key.
+    pending update. If a new bucket has keys of several old buckets, the keys that came from one old bucket
+    keep their order. Keys from different old buckets are ordered by the arrival of their pending updates; see
+    "Change the number of buckets" in ``docs/how-to/state.md``. Windows keep their open panes, rows and
+    sessions, and the watermark; in lazy and eager mode also each group's waiting window. Joins keep their
+    held tuples and last matches; a new bucket's watermark is the newest watermark of its old buckets. Tables
+    of user-defined operators are divided row by row, so each table must have the operator's key.
 
     Parameters
     ----------
     checkpoint, path, to, at, progress
-        See `fork_state`. The parts are the new buckets, and one part for all of Spark's files.
+        See `fork_state`. Each new bucket is one part, and all of Spark's files together are one part.
     buckets : int
         The new number of buckets.
 
@@ -97,9 +97,8 @@ def rescale_state(
     Raises
     ------
     InvalidUsageError
-        As for `fork_state`; or if the query has an append or adaptive queue, windows that are joined,
-        transactions, or a user-defined operator with a table that lacks the operator's key. Then nothing has
-        been written.
+        As for `fork_state`. Also if the query has an append or adaptive queue, joined windows, transactions,
+        or a user-defined operator with a table that lacks the operator's key. Then nothing has been written.
     CorruptDataError
         If a file of the micro-batch is damaged or missing; a running query may have deleted it.
     UnavailableError
@@ -135,7 +134,7 @@ def rescale_state(
 def _queue_states(
     copy: QueryCopy, specification: Mapping[str, Any], buckets: int
 ) -> Callable[[int], RewrittenState | None]:
-    """Return the function that returns the state of a new bucket of a queue."""
+    """Return a function from the number of a new bucket of a queue to its state."""
     old = OldBuckets(copy, specification)
 
     def state_of(bucket: int) -> RewrittenState | None:

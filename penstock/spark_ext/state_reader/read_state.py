@@ -62,12 +62,12 @@ def read_state(
 
     The first columns are ``bucket`` and ``version``. An update queue has one row for each key ever seen. Its
     columns are the key; ``emitted``, the time of the key's newest emitted tuple, or null; ``waiting``,
-    whether a newer tuple waits; and the other columns of the waiting tuple, null if none waits. Then follow
-    ``arrived_us``, the arrival of the oldest pending update, and ``rank``, the position in the queue (with
-    weights, the order in which keys arrived), both null if none waits. With linecutting or freshest
-    ``seen_us`` and ``interval_us`` follow, and with an arrival column ``dequeued_us`` and ``delivered_us``,
-    null while unknown. A union also has ``__penstock_source``: 0 if the waiting tuple is from the preferred
-    input, otherwise 1.
+    whether a newer tuple waits; and the other columns of the waiting tuple, null if none waits. Next come
+    ``arrived_us``, the arrival of the oldest pending update, and ``rank``, the position in the queue. With
+    weights, ``rank`` is the order in which keys arrived. Both are null if no tuple waits. The policies
+    linecutting and freshest add ``seen_us`` and ``interval_us``. An arrival column adds ``dequeued_us`` and
+    ``delivered_us``, which are null while unknown. A union also has ``__penstock_source``: 0 if the waiting
+    tuple is from the preferred input, otherwise 1.
 
     Other operators have several tables, from which `table` chooses; ``docs/how-to/inspect.md`` lists their
     columns. If a stream has a column of the same name, Penstock's column gets the prefix ``__penstock_``.
@@ -79,12 +79,12 @@ def read_state(
     path : str or path
         The state location, or the directory of a query or an operator in it.
     checkpoint : str or path, optional
-        The checkpoint of the query, in the form given to Spark, or the directory of a graph or pipeline,
-        which stands for the query of its results. If given, the result is exactly the state of the newest
-        committed micro-batch, and its pointers are read from Spark's own state during this call. If not
-        given, each task chooses a version of its bucket: the highest version if only one attempt wrote it,
-        committed or not; otherwise the newest version that the files prove to be committed
-        (`penstock.state_store.survey`). Then, while the query runs, buckets may be of different
+        The checkpoint of the query, as given to Spark. The directory of a graph or pipeline means the
+        checkpoint of the query that makes its results. If given, the result is exactly the state of the
+        newest committed micro-batch, and its pointers are read from Spark's own state during this call. If
+        not given, each task chooses a version of its bucket: if only one attempt wrote the highest version,
+        that version, committed or not; otherwise the newest version that the files prove to be committed
+        (`penstock.state_store.survey`). If the query runs meanwhile, buckets may come from different
         micro-batches, and each action reads the state again.
     operator : str, optional
         The `name` of the operator; needed if there are several.
@@ -108,9 +108,9 @@ def read_state(
         If no state, or more than one, fits the arguments; if the table is missing or unknown; or if nothing
         is stored yet, so that the types of the columns are unknown.
     CorruptDataError
-        If the operator's description is damaged, or the checkpoint names missing files. Damage that a task
-        finds fails the action. A running query may have deleted files that the checkpoint named; if so, read
-        again.
+        If the operator's description is damaged, or the checkpoint names missing files. If a task finds
+        damage, the action fails. A running query may also have deleted files that the checkpoint names; then
+        call `read_state` again.
     UnavailableError
         If the file system refuses.
 
@@ -166,7 +166,7 @@ class _Reader:
     Parameters
     ----------
     buckets : list of (Files, Pointer or None)
-        The buckets' directories, and the pointer to load for each; None if the task chooses.
+        The directory of each bucket, and the pointer to load; with None, the task chooses a version.
     view : StateView
         The view of the state.
     schema : pyarrow.Schema
@@ -205,7 +205,7 @@ class _Reader:
         return cast_to_schema(pa.RecordBatch.from_arrays([*placed, *columns], names), self.schema)
 
     def _load(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, State]:
-        """Return the state at the given or the likely pointer; choose again if its files are gone."""
+        """Return the state at the given pointer, or at a chosen one; choose again if its files are gone."""
         for attempt in range(1, _TRIES + 1):
             pointer = given or likely_pointer(files)
             state = self.view.new_state()
