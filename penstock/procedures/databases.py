@@ -39,7 +39,7 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     Parameters
     ----------
     name : str
-        The database's name. The state of its tables in a query has the same name.
+        The database's name, also in the state of a query.
     location : str or path, optional
         The default state location of the database's queries. A path is relative to the working directory.
 
@@ -116,8 +116,8 @@ class Database:
         key : str or iterable of str
             The columns of the primary key: at most four, none nullable.
         partition_by : str, optional
-            The key column that determines the bucket or partition of a row. By default the table is
-            replicated: every partition has all its rows, and transactions over a stream run in one bucket.
+            The key column that determines the bucket or partition of a row. By default every partition has
+            all rows of the table, and transactions over a stream run in one bucket.
         indexes : iterable
             For each index, one to four columns; ``table.by(column)`` reads rows in the order of the index.
 
@@ -162,9 +162,8 @@ class Database:
     ) -> WindowSpec:
         """Declare a sliding window, which belongs to the first procedure that has it as a parameter.
 
-        In the procedure, ``name.insert(column=value, ...)`` stages a row, and returns whether the window
-        slid. ``for row in name`` and ``len(name)`` see the window as of its last slide, without the staged
-        rows.
+        ``name.insert(column=value, ...)`` stages a row, and returns whether the window slid. ``for row in
+        name`` and ``len(name)`` see the window as of its last slide, without the staged rows.
 
         Parameters
         ----------
@@ -173,8 +172,7 @@ class Database:
         columns : str
             The columns as Spark's DDL; see `table`.
         size, slide : int, str or timedelta
-            Without `time`, numbers of rows. With `time`, durations such as ``"60s"`` if the column is a
-            timestamp, otherwise numbers in the unit of the column.
+            Numbers of rows. With `time`, durations such as ``"60s"`` for a timestamp, or numbers in its unit.
         time : str, optional
             The column of time: a timestamp, date or integer. The window slides at multiples of `slide`, when
             a row at or after the next multiple is inserted. If a row is older than the last slide, its
@@ -224,12 +222,10 @@ class Database:
         returns : str, optional
             Names and types of its results; none by default.
         plain : bool
-            Whether to run the procedure in Python instead of compiling it: about a thousand times slower, but
-            for any code.
+            Whether to run the procedure uncompiled: any Python works, a thousand times slower.
         route : str or iterable of str, optional
-            Expressions over the event, such as ``"e.number // 100"``, for the values of `partition_by`
-            columns that no attribute of the event holds. If a transaction accesses other partitions, it is
-            rejected.
+            Expressions over the event, such as ``"e.number // 100"``, for partitioning values that no
+            attribute holds. If a transaction accesses other partitions, it is rejected.
 
         Raises
         ------
@@ -259,13 +255,14 @@ class Database:
         Parameters
         ----------
         on : TableSpec, StreamSpec, WindowSpec or str
-            The table, stream or window, or its name. Define procedures that insert into it after the trigger.
+            The table, stream or window, or its name. Define the trigger before procedures that insert into
+            it.
 
         Raises
         ------
         InvalidUsageError
-            If the function uses Python that cannot be compiled, its name is taken, or `on` does not exist.
-            Also if the function inserts into `on`, directly or through other triggers.
+            If the function cannot be compiled, its name is taken, `on` does not exist, or the function
+            inserts into `on`, directly or through other triggers.
         """
         if not isinstance(on, str | TableSpec | StreamSpec | WindowSpec):
             raise InvalidUsageError("a trigger is on a table, stream or window", got=type(on).__name__)
@@ -360,26 +357,22 @@ class Database:
         location : str or path, optional
             A directory. Each call is stored there before it returns. By default nothing is stored.
         recovery : str
-            What the log holds for workflows: only events (``weak``), or each transaction with its input
-            (``strong``).
+            For workflows, log only events (``weak``), or each transaction with its input (``strong``).
         commit_interval : str or timedelta
-            How long a call waits so that several calls share one sync. By default a call waits only until the
-            running sync ends.
+            How long a call waits to share a sync with other calls; by default until the running sync ends.
         partitions : int
             The number of threads; each has its own rows. Results and tables are the same for any number.
         ranges : mapping of str to sequence, optional
-            For each table that is partitioned by ranges, the smallest value of each partition except the
-            first.
+            For each table partitioned by ranges, the smallest value of each partition except the first.
         design : PartitionDesign, str or path, optional
             A result of `penstock.design`, or its YAML file, instead of `partitions` and `ranges`.
         evaluation : str or Evaluation
-            How a ``run`` evaluates its transactions: ``serial``; or on two threads ``chains``, ``levels``,
-            ``split`` or ``adaptive``.
+            How a ``run`` works: ``serial``; or on two threads ``chains``, ``levels``, ``split``,
+            ``adaptive``.
         predictor : Predictor, optional
             A result of `penstock.predict`, for transactions that would otherwise be forwarded.
         speculate : bool or str
-            Whether partitions speculate, and if so, how conflicts are found: ``rows`` (the same as True),
-            ``tables`` or ``occ``.
+            How partitions that speculate find conflicts: ``rows`` (or True), ``tables`` or ``occ``.
 
         Raises
         ------
@@ -438,8 +431,7 @@ class Database:
         Parameters
         ----------
         location : str or path
-            The location that was passed as `requests` to `penstock.transactions`. Requests wait there for the
-            query.
+            The `requests` of `penstock.transactions`. Requests wait at this location for the query.
         timeout : str or timedelta
             The maximum time that a call waits for its answer.
 

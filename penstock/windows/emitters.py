@@ -1,4 +1,4 @@
-"""Emitters: the processing of closed windows before they leave the operator."""
+"""Emitters: they process closed windows before the windows leave the operator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["PassThrough", "WindowEmitter"]
 
 
 class WindowEmitter(Protocol):
-    """Converts closed windows to the operator's output. Calls do not change the emitter."""
+    """Converts closed windows to the operator's output. An emitter has no state."""
 
     @property
     def partials(self) -> Container[str] | None:
         """The partials that the emitter reads; None for all."""
 
     def __call__(self, closed: ClosedWindows) -> Any:
-        """Convert some windows. Several threads call it at once."""
+        """Convert some windows. Several threads may call this method at the same time."""
 
     def collect(self, parts: list[Any]) -> list[pa.RecordBatch]:
         """Combine the converted windows, in order, into the output."""

@@ -1,7 +1,7 @@
 """Compute the aggregates of windows, and the selections and projections after them, outside of Spark.
 
-Columns are computed on demand. So for rows that a selection drops, only the columns that the selection reads
-are computed.
+A column is computed when it is first read. So for rows that a selection drops, only the columns that the
+selection reads are computed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Span:
     first, last : str
         The partials with the times of the first and last row.
     steps : int
-        The steps of the time in a second.
+        How many units of the time column a second has.
     gap_ms : int
         The distance from the last row to the end of the window.
     """
@@ -73,9 +73,9 @@ class Finish:
     steps : tuple of Step
         The selections and projections downstream of the windows, in order.
     span : Span, optional
-        The columns with the bounds of windows, if these do not follow from `START`.
+        The columns with the bounds of windows, for windows whose bounds do not follow from `START`.
     marks : mapping of str to str
-        Columns of `output` that are true in rows whose aggregates are null; Spark SQL over `windows`.
+        Boolean columns of `output` that mark rows without aggregates, each with its Spark SQL over `windows`.
     """
 
     windows: pa.Schema
@@ -90,7 +90,7 @@ class Finish:
 
     @property
     def partials(self) -> frozenset[str]:
-        """The partials that are read; see `WindowEmitter.partials`."""
+        """The partials that this object reads; see `WindowEmitter.partials`."""
         needed = set(self._made_names)
         for step in reversed(self.steps):
             if isinstance(step, str):
@@ -110,7 +110,7 @@ class Finish:
     def schemas(self) -> list[pa.Schema] | None:
         """Return the schema of windows and the schema after each projection.
 
-        None if only Spark can run a step.
+        Return None if only Spark can run one of the steps.
 
         Aggregates must have exactly the types of `output`, so that no cast is needed.
         """
@@ -167,7 +167,7 @@ class Finish:
         return parts
 
     def rows(self, closed: ClosedWindows) -> WindowRows:
-        """Return the windows after all steps; their columns are computed on demand."""
+        """Return the windows after all steps. A column is computed when it is first read."""
         rows = WindowRows(self, closed)
         for step in self.steps:
             if isinstance(step, str):
@@ -183,7 +183,7 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 class WindowRows:
-    """The columns of some windows, before and after each projection, computed on demand."""
+    """The columns of some windows, before and after each projection, computed when they are read."""
 
     def __init__(self, finish: Finish, closed: ClosedWindows) -> None:
         self._finish = finish
@@ -215,14 +215,14 @@ class WindowRows:
         return self._take(self._starts).to_numpy()
 
     def groups(self, names: Sequence[str]) -> tuple[list[pa.Array[Any]], Integers]:
-        """Return columns after the last projection, with a row per group if possible, or else per window.
+        """Return columns after the last projection; if possible one row per group, otherwise one per window.
 
         Returns
         -------
         columns : list of pyarrow.Array
             The requested columns.
         of : int64 array
-            Per window, its row in these columns.
+            For each window, its row in these columns.
         """
         level, plain = len(self._projections), list(names)
         while level and all(Expression.parse(self._projections[level - 1][name]).is_column for name in plain):

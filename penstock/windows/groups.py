@@ -23,12 +23,12 @@ _MAX_COLUMNS = 63
 
 @dataclass(frozen=True, slots=True)
 class GroupSampling:
-    """The rule that decides, from a sample, whether there are many rows per group.
+    """The rule by which a sample shows whether there are many rows per group.
 
     Parameters
     ----------
     min_rows : int
-        If there are fewer rows, no sample is taken, and the answer is no.
+        If there are fewer rows than this, no sample is taken, and the answer is no.
     sample_rows : int
         The size of the sample.
     min_rows_per_group : int
@@ -50,8 +50,8 @@ class GroupCodec:
     fields : sequence of pyarrow.Field
         The group columns in their order.
     sampling : GroupSampling, optional
-        How to decide, from a sample of the rows, whether there are many rows per group. If so, each distinct
-        group is looked up only once.
+        The rule by which a sample shows whether there are many rows per group. If so, each distinct group is
+        looked up only once.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def _runs(columns: Sequence[pa.Array[Any]], rows: int, rule: GroupSampling) -> I
 
 
 def _begins(columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
-    """Return the indices of the first row and of all rows that differ from the row before."""
+    """Return the indices of the first row, and of each row that differs from the row before it."""
     differ = np.zeros(rows, np.bool_)
     differ[:1] = True
     for column in columns:

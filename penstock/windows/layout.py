@@ -53,10 +53,10 @@ class WindowLayout:
     rows : str
         The partial that counts the rows of an entry.
     assembly : Assembly, optional
-        Computes aggregates. If given, emitted windows have means and deviations instead of partials that
-        only the means and deviations need.
+        Computes aggregates. If given, emitted windows have means and deviations, and lack the partials that
+        are needed only to compute these.
     bounds : tuple of str
-        Partials that emitted windows also have: the times of the first and last row.
+        Further partials of emitted windows: the times of the first and last row.
     """
 
     spec: WindowSpec
@@ -200,7 +200,8 @@ class SessionLayout(WindowLayout):
     Parameters
     ----------
     gap : int
-        The least distance, in steps of the time, at which an event begins a new session.
+        The gap, in units of the time column. An event at least this long after the previous event begins a
+        new session.
     """
 
     gap: int
@@ -215,7 +216,7 @@ class PanesResult:
     windows : list of pyarrow.RecordBatch
         Closed windows with the schema `WindowLayout.window`. The windows of a group are in order.
     rows_in, late : int
-        Number of input rows, and of input rows whose windows had all closed.
+        Number of input rows, and of late rows: rows whose windows had all closed.
     groups : int
         Number of groups that still have an open window.
     closed : int
@@ -238,7 +239,7 @@ class ClosedWindows:
     groups : list of pyarrow.Array
         Distinct groups.
     of : pyarrow.Array of int64
-        Per window, the index of its group in `groups`.
+        For each window, the index of its group in `groups`.
     starts : pyarrow.Array of int64
         The number of each window's first pane.
     values : pyarrow.RecordBatch

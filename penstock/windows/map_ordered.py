@@ -23,14 +23,15 @@ def map_ordered(work: Callable[[A], B], items: Iterable[A], threads: int) -> Ite
         Function for one item, called in one of the threads, or in the caller's thread if there is only one
         item.
     items : iterable
-        The items, consumed in the caller's thread, at most ``threads + 1`` items ahead of the results.
+        The items. The caller's thread consumes them, at most ``threads + 1`` items ahead of the results.
     threads : int
         Number of threads.
 
     Raises
     ------
     Exception
-        The error of `work`, in place of its item's result, after all started work has ended.
+        If `work` fails for an item. The error is raised in place of the item's result, after all started work
+        has ended.
     """
     items = iter(items)
     begin = list(islice(items, 2))

@@ -1,4 +1,4 @@
-"""Windows of several streams under a shared watermark: windows that end together close together."""
+"""Windows of several streams with a shared watermark, so that windows with the same end close together."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["SeveralPanes"]
 class SeveralPanes:
     """The panes of one bucket for each of several sides. Not thread-safe; one task at a time uses it.
 
-    Sides may be at different times. Windows of all sides close by the lowest watermark of the sides, and no
-    window closes before every side has a watermark. So windows with the same end close in one micro-batch.
+    One side may be ahead of another. The lowest watermark of all sides closes windows, and no window closes
+    before every side has a watermark. So windows with the same end close in one micro-batch.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Windows in units of panes: the numbers of windows, and the windows that contain a pane."""
+"""Windows in units of panes: how windows are numbered, and which windows contain a pane."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Combine windows of many groups by window inside their bucket, so that few rows leave the bucket.
 
 The next operator often works on one window at a time: an aggregate of all groups, or the groups with the
-maximum. Each bucket has all closing windows of its groups, so the bucket can do its part before rows cross to
-Spark, where a row costs a hundred times as much.
+maximum. Each bucket has all closing windows of its groups. So it can aggregate or prune them before rows
+cross to Spark, where a row costs a hundred times as much.
 
 A **window group** is a window and a group of the next aggregate. Window groups are numbered from 1, so a
 partial aggregate is an array indexed by that number. Masked rows have number 0.
@@ -47,9 +47,9 @@ class NumberingLimits:
     Parameters
     ----------
     max_empty : int
-        This number of possible window groups ...
+        All possible window groups get numbers if there are at most this many ...
     max_per_row : int
-        ... plus this number for each row.
+        ... plus this many for each row.
     """
 
     max_empty: int = 1024
@@ -76,7 +76,7 @@ class Extremes:
         The compared partial: an integer or a float. As in Spark, NaN is greater than all other values.
         Windows whose compared value is null are pruned.
     greatest : bool
-        Whether the maximum is kept; by default the minimum.
+        Whether windows with the maximum are kept; by default those with the minimum.
     by : tuple of str
         Only windows with equal values in these group columns are compared.
     """
@@ -146,19 +146,20 @@ class _Rows:
 
 @dataclass(frozen=True)
 class WindowAccumulator:
-    """Aggregates windows by window inside the bucket.
+    """Aggregates the windows of all groups, inside the bucket: one result row per window and group.
 
     Parameters
     ----------
     finish : Finish
-        Computes the columns of windows. Its last step is a projection of groups and values.
+        Computes the columns of windows. Its last step is a projection to the groups and values of
+        `fragments`.
     fragments : Fragments
-        The aggregate. Its `group_by` has the window's length and the groups. The `partials` have kinds in
-        `FOLDED` and columns or ``*`` as expressions.
+        The aggregate. Its `group_by` is the window and the group columns. Its `partials` are of kinds in
+        `FOLDED`, and their expressions are columns or ``*``.
     made : pyarrow.Schema
         The output: window starts in microseconds, `group_by`, partials.
     numbering : NumberingLimits
-        The limits of numbering window groups.
+        When to number all possible window groups.
     """
 
     finish: Finish
@@ -261,8 +262,8 @@ class _Keys:
     starts : int64 array
         First panes of windows, repeated for each group.
     known : int64 array, optional
-        Index of each window group in the table of all groups by all starts; None if all window groups have
-        numbers.
+        Index of each window group in the table of all groups by all starts; None if all entries of this table
+        have numbers.
     """
 
     count: int
@@ -280,8 +281,8 @@ def _number_window_groups(
 ) -> tuple[list[_WindowGroups], _Keys]:
     """Assign window-group numbers to rows.
 
-    The rows come in parts. A part is an array of group numbers (or None) in `groups`, and an array of first
-    panes in `starts`.
+    The rows come in parts. Each part has an array of group numbers (or None) in `groups`, and an array of
+    first panes in `starts`.
     """
     rows = sum(map(len, starts))
     if not rows:

@@ -1,9 +1,9 @@
 """Compute aggregates from combined partials outside of Spark: `Decomposition.assembly` on Arrow columns.
 
-`penstock.sql.evaluate` divides by literals only. The means and deviations of a `Decomposition`
-divide by counts, so this module computes them itself. A zero count comes with a null sum, and null divided by
-zero is null, as in Spark. Spark evaluates every other division by a column, because such a division fails
-where the divisor is zero.
+`penstock.sql.evaluate` divides by literals only. The means and deviations of a `Decomposition` divide by
+counts, so this module computes them itself. If a count is zero, its sum is null, and null divided by zero is
+null, as in Spark. Spark itself evaluates all other divisions by a column, because they fail if the divisor is
+zero.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Assembly:
     Parameters
     ----------
     aggregates : mapping of str to str
-        Maps an aggregate's name to Spark SQL over partials, groups, means and deviations.
+        Maps the name of an aggregate to its Spark SQL over partials, groups, means and deviations.
     means : mapping of str to (str, str)
         Maps the name of a mean to the names of its sum and count.
     deviations : mapping of str to (str, str)
@@ -44,10 +44,10 @@ class Assembly:
     quantiles : mapping of str to (str, float, bool)
         Maps the name of a quantile to the name of its sketch, the fraction, and whether to interpolate.
     own : mapping of str to (str, str)
-        Maps the name of a user-defined aggregate's result to the name of its states and the aggregate.
+        Maps the name of the result of a user-defined aggregate to the name of its states, and the aggregate.
     wraps : bool
-        Whether a sum of integers beyond 64 bits wraps around, as in Spark without ANSI mode. By default such
-        a sum is an error.
+        Whether a sum of integers that exceeds 64 bits wraps around, as in Spark without ANSI mode. By default
+        such a sum is an error.
     """
 
     aggregates: Mapping[str, str]
@@ -152,7 +152,7 @@ class _Divisions:
         self.own: dict[str, tuple[str, str]] = {}
 
     def find_replacements(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
-        """Map divisions, deviations, quantiles and user-defined aggregates to the columns of their values."""
+        """Map each division, deviation, quantile and user-defined aggregate to the column of its values."""
         if node.kind == "case" and (parts := self._known.get(text[node.start : node.stop])) is not None:
             return [(node, self._name_column("deviation", self.deviations, parts))]
         if node.kind == "binary" and node.value == "/":
@@ -194,7 +194,7 @@ def _floats(total: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _deviation(count: pa.Array[Any], m2: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the sample standard deviation, null below two values; see `decompose`."""
+    """Return the sample standard deviation; null for fewer than two values; see `decompose`."""
     n = count.fill_null(0).to_numpy(zero_copy_only=False)
     with np.errstate(divide="ignore", invalid="ignore"):
         deviations = np.sqrt(m2.fill_null(0.0).to_numpy(zero_copy_only=False) / (n - 1.0))

@@ -45,12 +45,12 @@ _SUPPORTED: Final = (
 class Decomposition:
     """Aggregates computed in two steps: partials, then assembly.
 
-    Partials of one pane and group are combined by kind. ``count`` and ``sum`` are added. ``m2`` is added,
-    with a term for the distance between the means. ``min`` and ``max`` keep the least or greatest value.
-    ``first`` and ``last`` take the value with the least or greatest time, which is another partial (see
-    `times`). ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that count.
-    ``kll`` estimates quantiles. ``own`` has states of a user-defined aggregate, and is combined by the
-    aggregate's `merge`.
+    Partials of one pane and group are combined by kind. ``count`` and ``sum`` are added. ``m2`` values are
+    added, plus a term for the distance between the means. ``min`` and ``max`` keep the least or greatest
+    value. ``first`` and ``last`` take the value with the least or greatest time, which is another partial
+    (see `times`). ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that
+    count. ``kll`` estimates quantiles. ``own`` has the states of a user-defined aggregate, which the
+    aggregate's `merge` combines.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class Decomposition:
     def add_count(self, taken: Iterable[str] = ()) -> Decomposition:
         """Return the decomposition with a partial that counts rows.
 
-        Add such a partial under a free name if there is none.
+        If there is none, add one under a name that is not `taken`.
         """
         if self.rows is not None:
             return self
@@ -128,14 +128,14 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     Raises
     ------
     InvalidUsageError
-        If an expression contains no aggregate, uses a column that is not grouped outside of aggregates, or
-        cannot be split into partials, such as a mode.
+        If an expression contains no aggregate, uses a column outside of aggregates that is not a group
+        column, or cannot be split into partials, such as a mode.
 
     Notes
     -----
-    ``stddev`` is the sample standard deviation, as in Spark. `stddev` is computed from the count and the sum
-    of squared deviations from the mean, which avoids cancellation for large means. ``first`` and ``last``
-    order by time; in Spark they order by arrival.
+    ``stddev`` is the sample standard deviation, as in Spark. It is computed from the count and the sum of
+    squared deviations from the mean, which stays precise for large means. ``first`` and ``last`` order by
+    time; in Spark they order by arrival.
     """
     group = tuple(group_by)
     partials = _Partials(time, group)
@@ -187,7 +187,7 @@ def aggregates_of(tree: Tree) -> list[Tree]:
 
 
 def _similar_aggregate(tree: Tree) -> str | None:
-    """Return the hint that names an aggregate similar to a function in a tree; None if there is none."""
+    """Return a hint with an aggregate that is similar to a function in a tree; None if there is none."""
     for node in tree.walk():
         if node.kind == "call" and (near := get_close_matches(node.value, _SUPPORTED, n=1)):
             return f"did you mean {near[0]!r}?"

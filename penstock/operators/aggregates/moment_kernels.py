@@ -1,8 +1,8 @@
-"""Kernels for sums of squared deviations from the mean (M2) without cancellation of large numbers.
+"""Kernels for sums of squared deviations from the mean (M2) that stay precise for large numbers.
 
 The kernels sum distances ``d`` from a **center**, which is one of the added values or means: for n rows, ``M2
-= sum(d ** 2) - sum(d) ** 2 / n``. The center is about one deviation away from the mean, so the error is small
-relative to M2 however large the mean is. Equal values have distance zero, and M2 is exactly zero.
+= sum(d ** 2) - sum(d) ** 2 / n``. The center is about one deviation away from the mean. So however large the
+mean is, the error is small relative to M2. Equal values have distance zero, and M2 is exactly zero.
 
 `penstock.operators.aggregates.moments.divide_sums` stores a mean as a whole number and a fraction, which is
 precise enough for 64-bit integers.
@@ -24,7 +24,7 @@ _EXACT = 1 << 53
 
 @kernel
 def _distance(value: Any, center: Any) -> Any:
-    """Return the distance of two 64-bit integers as a float; it may exceed 64 bits."""
+    """Return the distance of two 64-bit integers as a float, because it may exceed 64 bits."""
     distance = value - center
     if ((value ^ center) & (value ^ distance)) < 0:
         return np.float64(value) - np.float64(center)
@@ -118,7 +118,7 @@ def finish(cells: Any, out: Any) -> None:
 def slide(
     counts: Any, wholes: Any, rests: Any, deviations: Any, low: Any, high: Any, suffix: Any, out: Any
 ) -> None:
-    """Compute M2 of sliding ranges with two stacks around one center.
+    """Compute M2 of sliding ranges with two stacks, whose distances have the same center.
 
     Parameters
     ----------

@@ -1,11 +1,11 @@
 """M2, the sum of squared deviations from the mean, stored with the count and sum of the same values.
 
-The M2 of combined entries is the sum of their M2 and a term for the distance between their means (Chan,
-Golub, LeVeque: Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979). No large
-numbers cancel. Spark computes its deviations the same way.
+The M2 of combined entries is the sum of their M2 values, plus a term for the distance between their means
+(Chan, Golub, LeVeque: Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979). This
+never subtracts two large numbers. Spark computes deviations in the same way.
 
-States of earlier versions hold the sum of squares, in a column of another name. A reader converts the sum to
-M2, with the rounding error that the sum already has.
+States of earlier versions hold the sum of squares instead, in a column of another name. A reader converts
+this sum to M2, which keeps the rounding error of the sum.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def to_settings(partial: Partial) -> list[Any]:
 
 
 def spell_as_before(text: str, partials: Iterable[Partial]) -> str:
-    """Rewrite a text with names of partials as checkpoints of earlier versions spell it."""
+    """Rewrite a text with the names that checkpoints of earlier versions use for partials."""
     all_partials = list(partials)
     sources = deviation_sources(all_partials)
     for partial in all_partials:

@@ -26,8 +26,8 @@ _WORD = np.dtype("<f8")
 class _Kernels:
     """The compiled functions of an aggregate.
 
-    Numba compiles the kernels at their first call in each process, and does not cache them on disk: Numba
-    would not notice a change in a module that the methods call.
+    Numba compiles the kernels at their first call in each process. They are not cached on disk, because Numba
+    would not notice changes in modules that the methods call.
     """
 
     words: int
@@ -141,7 +141,7 @@ class OwnStates:
     Parameters
     ----------
     kind : pyarrow.DataType
-        The type of the values, a struct if there are several in a row; binary for stored states.
+        The type of the values; a struct if the aggregate takes several values; binary for stored states.
     reference : str
         The aggregate, as ``module:Class``.
 

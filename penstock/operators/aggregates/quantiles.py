@@ -1,9 +1,9 @@
 """KLL sketches of many sets of numbers: medians and percentiles (Apache DataSketches).
 
 A sketch keeps some of its values, each with a weight. A sketch of up to `2 ** log2_size` values keeps all
-values, so quantiles are exact. With more values, the rank of a quantile is wrong by at most the library's
-`rank_error`, a fraction of the number of values, with 99 % confidence (Karnin, Lang and Liberty, FOCS 2016).
-The library chooses randomly which values it drops, so the same values may give slightly different quantiles.
+values, so quantiles are exact. With more values, the rank of a quantile is wrong by at most `rank_error`
+times the number of values, with 99 % confidence (Karnin, Lang and Liberty, FOCS 2016). The library chooses
+randomly which values it drops, so the same values may give slightly different quantiles.
 
 The state holds a sketch in the library's own binary format.
 """
@@ -47,7 +47,7 @@ _PURPOSE = "median, percentile and approx_percentile"
 def rank_error(log2_size: int) -> float:
     """Return the rank error of a sketch of a size, as a fraction of the number of values.
 
-    The formula is the library's (``get_normalized_rank_error``), which was fitted to measurements.
+    The formula is that of the library (``get_normalized_rank_error``), which was fitted to measurements.
     """
     return 2.296 / float(2**log2_size) ** 0.9723
 
@@ -114,7 +114,7 @@ class QuantileSketches:
             self._take_in()
 
     def _take_in(self) -> None:
-        """Add the waiting values in one call per slot, because a call costs as much as many values."""
+        """Add the waiting values with one library call per slot, because each call has a high fixed cost."""
         if not self._waiting:
             return
         slots, values = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
@@ -201,8 +201,8 @@ def compute_quantiles(images: pa.Array[Any], fraction: float, *, interpolates: b
         Between 0 and 1.
     interpolates : bool
         Whether to interpolate linearly between the two nearest values, as Spark's ``percentile`` does. By
-        default the result is the least value that at least `fraction` of the values do not exceed, as in
-        Spark's ``approx_percentile``.
+        default the result is the smallest value such that at least `fraction` of all values are at most this
+        value, as in Spark's ``approx_percentile``.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """Theta sketches of many sets at once: approximate distinct counts (Apache DataSketches).
 
-A sketch keeps the `2 ** log2_size` least 63-bit hashes of the values. If there are more hashes, *theta* is
-the least hash that did not fit; without theta the count is exact. The union of sketches does not depend on
-their order. The relative standard error is ``1 / sqrt(2 ** log2_size - 2)`` at most.
+A sketch keeps the `2 ** log2_size` smallest 63-bit hashes of the values. If there are more hashes, *theta* is
+the smallest hash that did not fit. Without theta the count is exact; with theta its relative standard error
+is at most ``1 / sqrt(2 ** log2_size - 2)``. The union of sketches does not depend on their order.
 
 The state holds a sketch as an image of the library's compact theta sketch, in little-endian words of 8
 bytes::
@@ -54,7 +54,7 @@ _MIN_LOG2_SIZE, _MAX_LOG2_SIZE = 5, 20
 
 
 def log2_size_of(deviation: float) -> int:
-    """Return the binary logarithm of the sketch size that a relative standard deviation needs.
+    """Return the binary logarithm of the sketch size for a relative standard deviation of the estimate.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def check_images(images: pa.Array[Any]) -> None:
     Raises
     ------
     CorruptDataError
-        If an image is null, or `images_of` does not build such images.
+        If an image is null, or differs from all images that `images_of` builds.
     """
     sizes = pc.binary_length(images).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     if images.null_count or (sizes % 8).any() or (sizes < 16).any():

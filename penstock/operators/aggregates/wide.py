@@ -1,8 +1,8 @@
 """Integer sums that may exceed 64 bits.
 
-Such a sum has two words; the lower word equals the result of wrapping 64-bit arithmetic. A column of sums is
-int64 if every sum fits, and otherwise `WIDE`, which holds both words. So sums that fit take no extra space in
-memory or in checkpoints.
+Such a sum has two 64-bit words. The lower word is what 64-bit arithmetic that wraps around would give. A
+column of sums is int64 if every sum fits, and otherwise `WIDE`, which holds both words. So sums that fit take
+no extra space in memory or in checkpoints.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def cast_sums(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def schema_like(schema: pa.Schema, other: pa.Schema, fixed: Collection[str] = ()) -> pa.Schema:
-    """Widen the sum columns that are wide in another schema. `fixed` columns are not sums."""
+    """Widen the sum columns that are wide in another schema; columns in `fixed` are not sums."""
     wide = {field.name for field in other if field.type == WIDE} - {*fixed}
     if not wide:
         return schema

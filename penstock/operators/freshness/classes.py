@@ -32,8 +32,8 @@ class KeyClasses:
     by : str
         A column, or an SQL expression over the columns of a tuple. Its value as text is the class.
     names : tuple of str
-        The classes, from the most to the least important class. Tuples that name no class in this list, or
-        null, belong to the last class.
+        The classes, from the most to the least important class. If a tuple's class is not in this list, or is
+        null, the tuple belongs to the last class.
     """
 
     by: str
@@ -66,7 +66,7 @@ class KeyClasses:
 def list_urgent(
     ids: Integers, staleness_us: Integers, classes: Integers | None, urgent_us: Sequence[int]
 ) -> list[Integers]:
-    """Return, for each promise in danger, the keys that would break the promise if they waited.
+    """Return, for each promise that may break, the keys that would break the promise if they waited longer.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def list_urgent(
     classes : int64 array or None
         The class of each key; None if all keys have the first promise.
     urgent_us : sequence of int
-        By promise, the least staleness at which a key cannot wait.
+        For each promise, the staleness from which a key must be served now.
     """
     found = []
     for number, least_us in enumerate(urgent_us):
@@ -97,7 +97,7 @@ def pop_urgent(
     urgent : sequence of int64 array
         The output of `list_urgent`.
     keys : int
-        All key numbers are below this number.
+        An upper bound of all key numbers.
     """
     chosen, left = [], limit
     for ids in urgent:

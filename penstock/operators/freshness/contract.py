@@ -1,4 +1,7 @@
-"""Freshness contracts: how stale results may be, by class of key. Plans import this without kernels."""
+"""Freshness contracts: how stale results may be, by class of key.
+
+This module imports no kernels, so plans can import it.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +64,9 @@ class FreshnessContract:
     promises : tuple of Promise
         The classes, from the most to the least important class.
     by : str or None
-        The column, or SQL expression, with the class of a key; None if there are no classes. Keys of no class
-        have no promise and are the least important, unless a class is named `OTHER`.
+        The column, or SQL expression, with the class of a key; None if there are no classes. Keys outside of
+        all classes have no promise and are the least important. If a class is named `OTHER`, they belong to
+        this class.
     """
 
     share: float
@@ -105,7 +109,10 @@ class FreshnessContract:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of classes by number, if any. The last name may stand for keys of no class."""
+        """The names of the classes, by number; empty without classes.
+
+        The last name may stand for all other keys.
+        """
         if self.by is None:
             return ()
         names = tuple(promise.name for promise in self.promises)
@@ -142,7 +149,7 @@ def check_contract(
     Raises
     ------
     InvalidUsageError
-        If there is also a budget, or keys of the operator have no classes.
+        If there is also a budget, or if the contract has classes and the operator does not support them.
     """
     if contract is None:
         return
@@ -162,7 +169,7 @@ def check_contract_of_queue(contract: FreshnessContract, semantics: str, working
     Raises
     ------
     InvalidUsageError
-        If the queue never drops a tuple, or the classes of its keys would be unknown.
+        If the queue never drops a tuple, or if the queue cannot know the classes of its keys.
     """
     if semantics == Semantics.APPEND:
         raise InvalidUsageError(

@@ -41,7 +41,7 @@ class ControlledQueue(Protocol):
 class ContractControl:
     """The `BudgetControl` of one bucket in one micro-batch.
 
-    Make it before arrivals enter the queue.
+    Create this object before arrivals enter the queue.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class ContractControl:
 
     @property
     def capacity(self) -> float | None:
-        """Tuples that a trigger can serve; None before the first micro-batch."""
+        """The number of tuples that a trigger can serve; None before the first micro-batch."""
         return float(self._state.limit) if self._state.limit else None
 
     @property

@@ -1,23 +1,25 @@
 """Choose how much a micro-batch serves, so that a freshness contract holds.
 
-A cycle, from the start of a micro-batch to the start of the next micro-batch, takes ``F + s n`` for n served
-tuples: F is fixed (planning, logs, commit, other operators), s is a tuple's cost in the operator and
-downstream of it. `Fit` estimates both from the cycles. A budget of time B serves ``B / s`` tuples, so a cycle
-takes ``F + B``. For a class of keys, let U be the time to serve once all waiting keys of this class and of
-more important classes. A row waits up to a cycle until a micro-batch takes it. If U fits into the budget, the
-row's result leaves one cycle later; otherwise the row is served after U / B cycles. So the result's staleness
-is at most about ::
+A cycle lasts from the start of a micro-batch to the start of the next micro-batch. A cycle that serves n
+tuples takes ``F + s n``. F is the fixed cost (planning, logs, commit, other operators), and s is the cost of
+a tuple in the operator and downstream of it. `Fit` estimates F and s from past cycles. A budget of time B
+serves ``B / s`` tuples, so a cycle takes ``F + B``.
+
+For a class of keys, let U be the time to serve each waiting key of this class and of more important classes
+once. A row waits up to one cycle until a micro-batch takes it. If U fits into the budget, the row's result
+leaves one cycle later. Otherwise the row is served after U / B cycles. So the staleness of a result is at
+most about ::
 
     (F + B) max(2, 1 + U / B)
 
-A contract allows an interval of budgets (`allowed_budgets`). A large budget has fewer fixed costs, so the
-controller takes the greatest budget that keeps the promise of every class, with a margin. If the promise of a
-class cannot hold, the controller takes, within the interval of the more important classes, the budget with
-the least staleness of this class, sqrt(F U).
+A contract allows an interval of budgets (`allowed_budgets`). With a larger budget, the fixed cost is a
+smaller part of each cycle. So the controller takes the greatest budget that keeps the promise of every class,
+with a margin. If the promise of a class cannot hold, staleness of this class is least at the budget sqrt(F
+U). The controller takes this budget, limited to the interval that the more important classes allow.
 
 All functions here are pure functions of the state and the measurements of a micro-batch; nothing reads a
-clock. The state is stored with the bucket's version and times come from the recorded clock, so a repeated
-micro-batch makes the same decisions.
+clock. The state is stored with the bucket's version, and times come from the recorded clock. So a micro-batch
+that runs again makes the same decisions.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ _WINDOW_US = 2_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The cost of a cycle as a line over the number of served tuples; old cycles lose weight exponentially.
+    """The duration of a cycle as a linear function of served tuples; old cycles lose weight exponentially.
 
     Attributes
     ----------
@@ -88,8 +90,8 @@ class Fit:
     variance, covariance : float
         The variance of the number of tuples, and its covariance with the duration.
     slope_us : float
-        The cost of a tuple, estimated from cycles with different numbers of tuples. The cost stays the same
-        while the numbers are equal.
+        The cost of a tuple, estimated from cycles with different numbers of tuples. While all cycles serve
+        equally many tuples, the estimate does not change.
     row_us : float
         Mean cost of a tuple within the operator; 0 while unknown.
     """
@@ -116,7 +118,7 @@ class Fit:
         return self.fixed_us + self.cost_us * rows
 
     def add(self, rows: int, cycle_us: float, limit_us: float) -> Fit:
-        """Return the line with one more cycle; `limit_us` is the greatest staleness promised."""
+        """Return the fit with one more cycle; `limit_us` is the greatest promised staleness."""
         if self.cycle_us == 0.0:
             return replace(self, rows=float(rows), cycle_us=cycle_us)
         expected_us = max(self.expect(rows), 1.0)
@@ -146,8 +148,8 @@ class ClassState:
     waiting : float
         Smoothed number of waiting keys before serving.
     late_us, time_us : float
-        The time for which keys were staler than the limit, and the whole time, each summed over keys; both
-        decay exponentially.
+        The time during which keys were staler than the limit, and the total time, each summed over keys.
+        Older times decay exponentially.
     broken : bool
         Whether the promise is broken.
     """
@@ -171,7 +173,7 @@ class ControllerState:
     budget_us : float
         The budget of the last micro-batch; 0 before the first.
     limit : int
-        The number of tuples that the last micro-batch allowed.
+        The number of tuples that the last micro-batch was allowed to serve.
     reached : float
         The most tuples that a recent micro-batch served.
     started_us, finished_us : int
@@ -181,7 +183,7 @@ class ControllerState:
     interval_us : int
         The trigger interval after the last micro-batch; 0 if the next micro-batch starts at once.
     doubted : Fit or None
-        `fit` with the last measured cycle, if this cycle was so long that it may have been a pause.
+        If the last measured cycle was so long that it may have been a pause: `fit` including this cycle.
     rest_us : float
         The time from the end of the operator's work to the end of the last measured cycle, mostly in the
         sink.
@@ -247,12 +249,12 @@ class Decision:
     duration_us : int
         No further chunk starts after this time, in case tuples cost more than expected.
     urgent_us : tuple of int
-        By promise: the least staleness at which a key would break the promise if it waited for the next
+        For each promise: the staleness from which a key would break the promise if it waited for the next
         micro-batch.
     needs : tuple of float
-        By promise: the work of its keys divided by the work that could be done in time. Above 1 the promise
-        cannot hold; the promise could hold with this many times the cores, or with cost or load divided by
-        this number. Infinite if the fixed cost of a micro-batch alone is too long.
+        For each promise: the work of its keys divided by the work that could be done in time. If this number
+        is above 1, the promise cannot hold. To hold, it needs this many times the cores, or the cost or the
+        load divided by this number. Infinite if the fixed cost of a micro-batch alone is too high.
     """
 
     rows: int
@@ -280,7 +282,7 @@ def greatest_work(limit_us: float, fixed_us: float) -> float:
 
 
 def _choose_budget(limits: Sequence[float], fixed_us: float, works: Sequence[float]) -> float:
-    """Return the budget for promises with these limits and works, the most important promise first."""
+    """Return the budget for promises with these limits and amounts of work, ordered by importance."""
     low, high = 0.0, math.inf
     for limit_us, work_us in zip(limits, works, strict=True):
         allowed = allowed_budgets(limit_us, fixed_us, work_us)
@@ -310,8 +312,8 @@ def plan(
     started_us : int
         The start of the micro-batch.
     since_us : int, optional
-        The arrival time of the oldest tuple that entered now. If it is after the end of the last
-        micro-batch, the process may have been idle between the two times.
+        The arrival time of the oldest tuple that entered now. If this time is after the end of the last
+        micro-batch, the process may have been idle in between.
     """
     fit, doubted = state.fit, state.doubted
     cycle_us = started_us - state.started_us
@@ -384,9 +386,8 @@ def settle(
     Parameters
     ----------
     staleness : sequence of Staleness
-        The staleness by promise since the last call. The rest of the cycle is added to the staleness before
-        the staleness is compared with the limit, because a result is seen only after its micro-batch is
-        committed.
+        The staleness by promise since the last call. A result is seen only after its micro-batch is
+        committed. So the rest of the cycle is added before the staleness is compared with the limit.
     served, left : int
         The numbers of tuples served, and still waiting.
     serving_us : int

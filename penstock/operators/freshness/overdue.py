@@ -1,8 +1,8 @@
 """Report that a micro-batch runs for longer than a freshness contract allows.
 
 Metrics come at the end of a micro-batch, which is too late if a sink hangs. The rows that a micro-batch
-serves arrived before it started. So once it has run for longer than the limit of a class, all its results of
-this class are late.
+serves arrived before it started. So once a micro-batch has run for longer than the limit of a class, all its
+results of this class are late.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Overdue:
     name : str
         The class of keys.
     promised_s : float
-        The promised staleness. The micro-batch has already run for this time.
+        The promised staleness. The micro-batch has already run for this long.
     """
 
     query: str

@@ -1,4 +1,4 @@
-"""The degree to which a micro-batch keeps a freshness promise."""
+"""How well a micro-batch keeps a freshness promise."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Standing:
     staleness : Staleness
         Application staleness of the class in the micro-batch.
     late_us, time_us : float
-        The time for which keys were staler than the limit, and the whole time, each summed over keys, in the
-        last seconds. This staleness includes the rest of the micro-batch after the operator's work, which is
-        mostly time in the sink.
+        The time during which keys were staler than the limit, and the total time, each summed over keys, in
+        the last seconds. This staleness includes the rest of the micro-batch after the operator's work, which
+        is mostly time in the sink.
     needs : float or None
         The work of the class divided by the work that can be done in time; see `Decision.needs`. None if the
         fixed cost of a micro-batch alone is too long.

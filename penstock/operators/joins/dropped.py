@@ -23,7 +23,7 @@ def dropped_in(
     watermark: int | None,
     lives: KeyLives | None,
 ) -> list[DroppedTuples]:
-    """Return the late tuples, with the first time of their key that is not late, and the duplicates.
+    """Return the late tuples, each with the first time that would not have been late, and the duplicates.
 
     Parameters
     ----------

@@ -2,15 +2,15 @@
 
 Two tuples of equal key match if their times differ by at most ``within``, inclusive, and the condition is
 true. Matches are ordered by the greater of their two times, then by the left time, then by the right time.
-After a micro-batch the newest match of each key is delivered if it is newer than the key's previous match. So
-results are fresh, but older matches are left out.
+After a micro-batch the newest match of each key is delivered if it is newer than the key's previous match.
 
 The state has the times of each key's last match, and the tuples of each side that a future match may need. In
 UpStream no tuples are out of order. Here a tuple is *late* if it is older than the watermark, or more than
 ``within`` older than the last match of its key. The watermark is the newest time of earlier micro-batches
-less ``delay``. With a time to live, a tuple is also late if it is as old as keys that have left
-(`penstock.operators.joins.key_lives`). Late tuples are dropped. If several tuples have the same side, key
-and time, the first is kept. Deletes remove tuples and matches (`penstock.operators.joins.key_deletes`).
+less ``delay``. With a time to live, a tuple is also late if its key may have left the state after an equally
+old tuple (`penstock.operators.joins.key_lives`). Late tuples are dropped. If several tuples have the same
+side, key and time, the first is kept. Deletes remove tuples and matches
+(`penstock.operators.joins.key_deletes`).
 
 Nothing here reads a clock.
 """
@@ -109,7 +109,7 @@ class UpdateJoin:
         left, right : Arrivals, optional
             The tuples of each side.
         newest : int, optional
-            The newest time of the micro-batch in all buckets, for a join with a time to live.
+            The newest time of the micro-batch over all buckets; for a time to live.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class UpdateJoin:
         return ids[order[new]], gone
 
     def _take_away(self, ids: Integers, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Add to the new matches a row for each key whose last match lost a tuple and has no successor."""
+        """Add a row for each last match that lost a tuple and that no newer match replaces."""
         if self._deletes is None or not len(ids):
             return rows
         taken = self._deletes.take_away(ids, self._matched)
@@ -200,12 +200,12 @@ class UpdateJoin:
 
     @property
     def _extras(self) -> list[KeyLives | KeyDeletes]:
-        """The optional parts of the state of keys."""
+        """The optional parts of the state of keys: deletes and times to live."""
         return [part for part in (self._lives, self._deletes) if part is not None]
 
     @property
     def _times(self) -> dict[str, Integers]:
-        """All arrays by key number that are stored."""
+        """All stored arrays that are indexed by key number."""
         arrays = dict(zip(_MATCHED, self._matched, strict=True))
         if self._lives is not None:
             arrays[_LAST] = self._lives.last
@@ -349,8 +349,8 @@ class UpdateJoin:
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored.
 
-        Freed tuples are not included, because they can be computed from the newest time, the delay and the
-        last matches.
+        Freed tuples are not stored, because they can be computed from the newest time, the delay and the last
+        matches.
         """
         dirty = [np.flatnonzero(side.dirty) for side in self._sides]
         changed = self._dirty[: len(self._index)].copy()

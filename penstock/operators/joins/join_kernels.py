@@ -1,7 +1,7 @@
 """Kernels of the join of update streams: tuple lists by key, ordered pairs, and freeing.
 
-The tuples of a side and key are a list, newest first, chained through locations. Times are integers. Their
-differences are unsigned and so never overflow.
+The tuples of a key on one side form a linked list of locations, newest first. Times are integers, and their
+differences are computed as unsigned integers, so they never overflow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def mark_old(ids: Integers, times: Integers, left_at: Integers, right_at: Intege
 def link(
     ids: Integers, times: Integers, locations: Integers, head: Integers, after: Integers, held: Integers
 ) -> Any:
-    """Insert tuples into their keys' lists; mark the inserted tuples. Among equal times the first stays."""
+    """Insert tuples into the lists of their keys; mark the inserted tuples.
+
+    Of tuples with equal time, the first stays.
+    """
     new = np.zeros(ids.shape[0], np.bool_)
     for i in range(ids.shape[0]):
         time = times[i]
@@ -77,7 +80,7 @@ def find_pairs(
     out_left: Integers,
     out_right: Integers,
 ) -> None:
-    """Write up to `limit` more pairs of each key that are newer than the key's last match, newest first.
+    """For each key, write up to `limit` more pairs that are newer than the key's last match, newest first.
 
     Pairs are ordered by the greater of both times, then by the left time, then by the right time. The two
     lists are merged by time. Each step takes the newest remaining tuple and pairs it with the remaining
@@ -147,10 +150,11 @@ def unlink_useless(
 ) -> int:
     """Unlink tuples that no future match needs; return the number of locations in `freed`.
 
-    A future match is newer than the last match of its key, and its newer tuple is not before the watermark.
-    So a tuple is useless if it is more than `within` older than the last match, or older than `oldest`, the
-    watermark less `within`. Without a condition, a tuple at or before `reach`, the watermark plus `within`,
-    also makes all older tuples useless (UpStream §3.2: the most recent match is sufficient).
+    A future match is newer than the last match of its key, and the newer of its two tuples is not before the
+    watermark. So a tuple is useless if it is more than `within` older than the last match, or older than
+    `oldest`, which is the watermark less `within`. Without a condition, a tuple at or before `reach`, the
+    watermark plus `within`, also makes all older tuples useless (UpStream §3.2: the most recent match is
+    sufficient).
     """
     count = 0
     for k in range(head.shape[0]):

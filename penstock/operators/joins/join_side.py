@@ -50,7 +50,7 @@ class JoinSide:
         self.head[size:] = NOBODY
 
     def put(self, ids: Integers, times: Integers, payload: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Add rows, in any order; return the mask of the added rows. Among equal times the first is kept."""
+        """Add rows, in any order; of equal times only the first. Return the mask of the added rows."""
         locations = self.memory.allocate(len(ids))
         self._resize()
         new = link(ids, times, locations, self.head, self.after, self.times)

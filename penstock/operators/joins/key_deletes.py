@@ -1,9 +1,9 @@
 """Deletes of the tuples of a join, by key.
 
-A delete removes the tuples of its side and key that are not newer than the delete. Such tuples are late if
-they arrive after the delete. If a removed tuple is part of the key's last match, the match is *retracted*:
-the join emits a row that marks this. In the order of matches, the delete then takes the place of that tuple,
-so only a newer match may follow.
+A delete removes the tuples of its side and key that are not newer than the delete. If such a tuple arrives
+after the delete, it is late. If a removed tuple is part of the key's last match, the match is *retracted*:
+the join emits a row that marks the retraction. In the order of matches, the delete then replaces that tuple,
+so only a newer match can follow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keys that leave the state of a join when neither side had a tuple for the time to live.
+"""The keys that leave the state of a join, because neither side had a tuple of the key for the time to live.
 
 The clock and the horizon are the same as for queues (`penstock.operators.queues.expiry`). Every tuple at or
-before the horizon of earlier micro-batches is late, so no match of a removed key comes back.
+before the horizon of earlier micro-batches is late, so a match of a removed key cannot be delivered again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class KeyLives:
     last : int64 array
         The time of each key's newest tuple; `NEVER` for a key without state.
     horizon : int
-        Keys up to this time have left.
+        Keys whose last time is at most this have left.
     expired : int
         The number of keys that left so far.
     """
@@ -51,7 +51,7 @@ class KeyLives:
         self.last[size:] = NEVER
 
     def note(self, ids: Integers, times: Integers) -> None:
-        """Remember tuples that are not late, until `settle`."""
+        """Remember tuples that are not late until `settle` is called."""
         self._arrived.append((ids, times))
 
     def settle(self, newest: int | None, ttl: int) -> list[Integers]:

@@ -21,8 +21,7 @@ class Matched:
     Attributes
     ----------
     rows : pyarrow.RecordBatch
-        The newest match of each key that has a newer match than before, and, with deletes, the keys whose
-        match is retracted.
+        The newest match of each key that has a new match. With deletes, also a row for each retracted match.
     rows_in : int
         Arriving tuples.
     late : int
@@ -30,7 +29,7 @@ class Matched:
     duplicates : int
         Tuples dropped because their side has a tuple with the same key and time.
     freed : int
-        Tuples removed from the state because no future match needs them, or their key left.
+        Tuples removed from the state, because no future match needs them or because their key left.
     expired : Expired
         The keys that left after their time to live.
     """

@@ -27,16 +27,16 @@ class JoinedStream:
     left, right : UpdateStream
         The sides, whose keys and times have the same names and types.
     within : int
-        Maximum time difference of a match, in steps of the time.
+        Maximum time difference of a match, in units of the time column.
     delay : int
-        Maximum lateness of a tuple behind the newest time, in the same steps.
+        Maximum lateness of a tuple behind the newest time, in the same unit.
     condition : Expression, optional
         A further condition for a match, over the columns of `schema`.
     ttl : int, optional
-        How long a key lives after its last tuple on either side, in the same steps; by default for ever.
+        How long a key lives after its last tuple on either side, in the same unit; by default for ever.
     tells_silent : bool
-        Whether a key stays until its time to live has passed, so that a silent key's last time can be
-        reported. Otherwise a key leaves as soon as no future match needs it.
+        Whether each key stays for its whole time to live, so that its last time can be reported when it goes
+        silent. Otherwise a key leaves as soon as no future match needs it.
 
     Attributes
     ----------
@@ -169,7 +169,7 @@ class JoinedStream:
         return pa.RecordBatch.from_arrays(columns, schema=self.results)
 
     def holds(self, rows: pa.RecordBatch) -> pa.Array[Any]:
-        """Return whether the condition is true for each pair, without nulls.
+        """Return a mask of the pairs for which the condition is true; null counts as false.
 
         Raises
         ------

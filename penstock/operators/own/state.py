@@ -55,7 +55,7 @@ class OperatorState:
     template : Operator
         The operator that the user made; the state copies it.
     start : str
-        The start of the query for which the state was made.
+        The id of the query's start in which the state was made.
     """
 
     def __init__(self, template: Operator, start: str = "") -> None:
@@ -145,7 +145,7 @@ class OperatorState:
     def renew(self, template: Operator, start: str) -> None:
         """Create the operator again if the state is from another start of the query.
 
-        A worker may outlive a restart at which code or arguments changed.
+        If the query restarts with other code or arguments, a worker may still hold the old operator.
         """
         if start != self._start:
             self._template, self._start = template, start

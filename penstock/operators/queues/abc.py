@@ -37,7 +37,7 @@ class KeyedQueue(ABC):
     accounts : KeyAccounts
         The records of the keys.
     cost_us : float, optional
-        The time that serving one tuple takes, for linecutting; measured (`observe_cost`) by default.
+        The time to serve one tuple, for linecutting; by default it is measured by `observe_cost`.
     weights : KeyWeights, optional
         Weights of keys, if the stream has no weight column (`UpdateStream.weight`).
     """
@@ -103,7 +103,7 @@ class KeyedQueue(ABC):
 
     @property
     def served_at_us(self) -> int | None:
-        """Time of the last dequeue or, if later, of the first arrival at the empty queue."""
+        """The time of the last dequeue or, if later, of the first arrival after the queue was empty."""
         return self.accounts.served_at_us
 
     @property
@@ -143,8 +143,8 @@ class KeyedQueue(ABC):
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Count the staleness up to now; return queue and application staleness since the last call.
 
-        In a stream with an arrival column a tuple may have arrived before the previous call. The next call
-        then counts its whole staleness, so the sum over all calls is exact.
+        In a stream with an arrival column, the arrival time of a tuple may be before the previous call. Then
+        the next call counts the tuple's whole staleness, so the sum over all calls is exact.
         """
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ class KeyAccounts:
         self.in_service -= len(ids)
 
     def book_until(self, ids: Integers, now_us: int, *, alone: Integers) -> None:
-        """Count the staleness of waiting keys, each of which has one pending update.
+        """Count the staleness of waiting keys up to now; each key has one pending update.
 
         Parameters
         ----------
@@ -169,16 +169,19 @@ class KeyAccounts:
         return interval
 
     def observe_costs(self, ids: Integers, elapsed_us: float, mean_us: float | None) -> None:
-        """Correct the cost of each of these keys, which were served together in `elapsed_us`.
+        """Correct the cost of keys that were served together in `elapsed_us`.
 
-        `mean_us` is the mean cost of a tuple, for keys whose cost is unknown. `serve` has marked the keys as
-        changed.
+        For keys whose cost is unknown, `mean_us`, the mean cost of a tuple, is used. The caller need not mark
+        the keys as changed, because `serve` has done so.
         """
         costs = self.records["cost_us"]
         costs[ids] = correct_costs(costs[ids], elapsed_us, mean_us)
 
     def discount(self, ids: Integers, shares: Integers | None, mean_us: float | None) -> Integers | None:
-        """Return the shares of keys; if costs are measured by key, weights are divided by them."""
+        """Return the shares of keys.
+
+        If costs are measured by key, each weight is divided by the key's cost.
+        """
         if not self.records.has("cost_us") or mean_us is None:
             return shares
         costs = self.records["cost_us"][ids]
@@ -187,14 +190,14 @@ class KeyAccounts:
         return np.maximum(np.rint(root), 1).astype(np.int64)
 
     def count_classes(self, mask: npt.NDArray[np.bool_]) -> list[int]:
-        """Return the number of keys of each class among the keys that `mask` marks by number."""
+        """Return how many of the keys that `mask` marks are in each class."""
         classes = self.records["class"][: len(mask)][mask]
         return np.bincount(classes, minlength=len(self._class_meters)).tolist()
 
     def book_first(
         self, meter: StalenessMeter, booked: str, ids: Integers, arrived_us: Integers, now_us: int
     ) -> None:
-        """Count staleness up to now from the first tuple of each key; later tuples add nothing."""
+        """Count the staleness of each key from its first tuple up to now; later tuples add nothing."""
         keys, first = np.unique(ids, return_index=True)
         since, until = arrived_us[first], self.records[booked]
         meter.add(since, np.maximum(since, until[keys]), now_us)
@@ -224,7 +227,7 @@ class KeyAccounts:
         }
 
     def restore(self, fields: Fields) -> None:
-        """Restore `meta`, after the records. No tuple is in service."""
+        """Restore the output of `meta`, after the records were restored. No tuple is in service then."""
         self.birth_us = fields.number_or_none("birth_us")
         self.settled_at_us = fields.number_or_none("settled_at_us")
         self.served_at_us = fields.number_or_none("served_at_us")

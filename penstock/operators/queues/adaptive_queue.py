@@ -4,8 +4,9 @@ Under *append* semantics every tuple waits and is served, in the order of arriva
 the queue is an `UpdateQueue`. An *adaptive* queue appends while it keeps up. When the waiting and arriving
 tuples would take more than `_MAX_TRIGGERS_TO_APPEND` triggers, it switches to update: the waiting tuples are
 conflated to the newest tuple of each key. When all waiting and arriving tuples can be served in
-`_MAX_TRIGGERS_TO_RESUME` triggers, new tuples are appended again, and the update queue's tuples are served
-before them. Between the two limits nothing changes. A freshness contract sets the first limit.
+`_MAX_TRIGGERS_TO_RESUME` triggers, new tuples are appended again. The tuples in the update queue are served
+before these appended tuples. Between the two limits the semantics stay the same. With a freshness contract,
+the contract determines the first limit.
 
 An adaptive queue never serves an older tuple of a key after a newer tuple. So even under append semantics a
 tuple is late if a newer tuple of its key has arrived. In a plain append queue nothing is late.
@@ -68,7 +69,7 @@ class AdaptiveQueue(KeyedQueue):
     Raises
     ------
     InvalidUsageError
-        If the stream is a union, whose ties have an order of their own, or if the semantics are UPDATE.
+        If the stream is a union, which breaks ties in another way, or if the semantics are UPDATE.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class AdaptiveQueue(KeyedQueue):
         )
 
     def _update_unit(self, unit: PUnit) -> PUnit:
-        """Return a unit of the update queue with the length and cost of the whole queue."""
+        """Return a unit of the update queue; its metadata has the length and cost of the whole queue."""
         return replace(unit, meta={**unit.meta, "waiting": len(self), "cost_us": self.measured_cost_us})
 
     def _enqueue_update(self, arrivals: Arrivals, now_us: int) -> Enqueued:

@@ -39,7 +39,7 @@ class TupleChunk:
 
 
 class AppendedTuples:
-    """The tuples that wait under append semantics; the update queue uses them as a `KeyHolder`.
+    """The tuples that wait under append semantics. It is the `KeyHolder` of the inner update queue.
 
     Tuples are numbered in the order of arrival. The tuples from `head` to before `tail` wait.
 
@@ -67,7 +67,7 @@ class AppendedTuples:
         return [chunk.ids for chunk in self._chunks]
 
     def arrivals(self) -> list[Integers]:
-        """Return the arrival times of the tuples, in the parts of `held_keys`."""
+        """Return the arrival times of the tuples, in the same parts as `held_keys`."""
         return [chunk.arrived_us for chunk in self._chunks]
 
     def renumber(self, numbers: Integers) -> None:

@@ -26,7 +26,7 @@ def find_dropped(
     given_way: Integers,
     horizon: int,
 ) -> list[DroppedTuples]:
-    """Return the arriving tuples that are late or duplicates. Called before the records change.
+    """Return the arriving tuples that are late or duplicates; called before the records change.
 
     Parameters
     ----------
@@ -35,10 +35,10 @@ def find_dropped(
     ids : int64 array
         The number of each key of `arrivals`.
     accepted, newest, given_way : arrays
-        For each key, whether its newest tuple is in time, whether this tuple will wait, and the number of
-        duplicates.
+        For each key, whether its newest tuple is in time, whether this tuple will wait, and how many
+        duplicates the key has.
     horizon : int
-        Keys whose last time is at most this may have left.
+        Keys whose last time is at most this time may have left the state.
     """
     place = np.empty(len(records), np.int64)
     place[ids] = np.arange(len(ids))
@@ -60,7 +60,7 @@ def find_dropped(
 def find_replaced_duplicates(
     stream: UpdateStream, records: KeyRecords, ids: Integers, times: Integers, newest: npt.NDArray[np.bool_]
 ) -> Integers:
-    """Return the keys whose waiting tuple is replaced by a tuple of the same time, in a union."""
+    """For a union, return the keys whose waiting tuple is replaced by a tuple of the same time."""
     if not stream.source:
         return ids[:0]
     same = (records["location"][ids] != NOWHERE) & (times == records["waiting"][ids])

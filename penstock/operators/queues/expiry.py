@@ -1,16 +1,17 @@
 """Keys that leave the state of an update queue after a time without updates.
 
-The clock is the stream's own: the newest time of all tuples of the query so far. A *horizon* is this time
-less a time to live, and never moves back. An idle key (one that does not wait) leaves at the end of the first
-micro-batch in which its newest emitted tuple is at or before the horizon. A later tuple of a key without a
-record is also late if it is at or before the horizon, because a newer tuple of the key may have been served.
-So no key goes back in time, and the same input gives the same result, in whatever micro-batches it is read.
+The current time is the newest time of all tuples of the query so far. A *horizon* is this time less a time to
+live, and never moves back. An idle key (one that does not wait) leaves at the end of the first micro-batch in
+which its newest emitted tuple is at or before the horizon. A later tuple of a key without a record is also
+late if it is at or before the horizon, because a newer tuple of the key may have been served. So a key never
+goes back in time, and results do not depend on how the input is divided into micro-batches.
 
-Nothing is stored for a key that left: stored records at or before the stored horizon are ignored, unless they
-wait.
+Nothing is stored when a key leaves: a reader ignores stored records at or before the stored horizon, except
+those of waiting keys.
 
-Most keys are far from the horizon. A *pass* over all keys finds the keys that may leave before the horizon
-has moved on by a 16th of the time to live. Until then a micro-batch looks only at these *candidates*.
+Most keys are far from the horizon. A *pass* over all keys finds *candidates*: the keys that may leave before
+the horizon has moved by a 16th of the time to live. Until the horizon has moved that far, a micro-batch looks
+only at the candidates.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Lives:
 
     @property
     def end(self) -> bool:
-        """Whether any key ever leaves."""
+        """Whether any key can ever leave."""
         return self.key is not None or self.deleted is not None
 
 
@@ -117,13 +118,16 @@ class KeyExpiry:
 
     @property
     def last_horizon(self) -> int:
-        """The later horizon. A key without a record may have left with a tuple up to this time."""
+        """The later horizon.
+
+        If a key has no record, its last tuple may have had a time up to this horizon.
+        """
         return max(self.horizon, self.deleted_horizon)
 
     def find_late(
         self, emitted: Integers, resident: npt.NDArray[np.bool_], times: Integers
     ) -> npt.NDArray[np.bool_]:
-        """Mark arrivals that may be late: their key has no record, and may have left after a newer tuple."""
+        """Mark arrivals that may be late: the key has no record, and may have left after a newer tuple."""
         # The least integer is a valid time, unless a key may have left.
         late = times <= self.last_horizon if self.last_horizon != NEVER else np.zeros(len(times), np.bool_)
         return (emitted == NEVER) & ~resident & late
@@ -141,7 +145,8 @@ class KeyExpiry:
         Parameters
         ----------
         lives : Lives, optional
-            The times to live, which determine how far a pass looks ahead; by default it does not look ahead.
+            The times to live, which determine how far a pass looks ahead. By default a pass does not look
+            ahead.
         """
         if self.horizon == self.deleted_horizon == NEVER:
             return self.candidates[:0]
@@ -154,7 +159,7 @@ class KeyExpiry:
         return ids[gone]
 
     def renumber(self, kept: Integers) -> None:
-        """Follow `KeyRecords.keep`; `kept` ascends and has all candidates."""
+        """Renumber the candidates as `KeyRecords.keep` does; `kept` ascends and includes all candidates."""
         self.candidates = np.searchsorted(kept, self.candidates)
 
     def _pass(self, records: KeyRecords, lives: Lives) -> None:

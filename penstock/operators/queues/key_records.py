@@ -36,9 +36,9 @@ class ForgetRule:
     Parameters
     ----------
     min_idle : int
-        Idle keys stay in memory up to this number ...
+        Idle keys are not forgotten while there are at most this many ...
     idle_per_kept : float
-        ... or up to this multiple of the kept keys, if that is more.
+        ... or at most this multiple of the kept keys, whichever is more.
     """
 
     min_idle: int = 1024
@@ -57,11 +57,11 @@ class KeyRecords:
     stream : UpdateStream
         The stream that defines the key.
     columns : mapping of str to number
-        The columns of a record, with their values for new keys; a float value makes a float column.
+        The columns of a record, each with its value for new keys. If the value is a float, so is the column.
     stored : sequence of str
         The columns that are stored for every key.
     forgetting : ForgetRule
-        The rule for forgetting the numbers of keys that left.
+        The rule for freeing the numbers of keys that have left the state.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class KeyRecords:
         return len(self._index)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Return a column indexed by key number; it has spare capacity."""
+        """Return a column, indexed by key number; it may be longer than the number of keys."""
         return self._arrays[name]
 
     @property
@@ -140,7 +140,7 @@ class KeyRecords:
         return self._codec.decode(self._index.words, self._index.starts(ids))
 
     def block(self, ids: Integers) -> pa.RecordBatch:
-        """Return the stored form of keys: key columns and record columns."""
+        """Return the key columns and record columns of keys, to be stored."""
         stored = [pa.array(self._arrays[name.removeprefix(RESERVED_PREFIX)][ids]) for name in self.stored]
         return pa.RecordBatch.from_arrays([*self.key_columns(ids), *stored], [*self._key, *self.stored])
 
@@ -181,7 +181,7 @@ class KeyRecords:
         return ids, ids[waiting]
 
     def update_table(self, block: pa.RecordBatch, ids: Integers) -> None:
-        """Put changed keys, whose numbers are `ids`, into the table, if there is one."""
+        """If there is a table, put the changed keys into it; `ids` are their numbers."""
 
     def fetch_older(self, time: int, deleted_time: int) -> None:
         """Give a number to each key whose newest emitted tuple is not after `time`.
@@ -191,9 +191,12 @@ class KeyRecords:
         """
 
     def remove(self, ids: Integers) -> None:
-        """Mark keys as gone. Numbers are kept until `keep`, and records until the keys return as new keys.
+        """Mark keys as gone.
 
-        If a key changed since it was stored, its record is stored once more: it may have waited before.
+        Their numbers stay until `keep`; their records stay until the keys return as new keys.
+
+        If a key changed since it was stored, its record is stored once more, because the stored record may
+        say that the key waits.
         """
         self._arrays["gone"][ids] = 1
         self._gone += len(ids)
@@ -204,11 +207,11 @@ class KeyRecords:
 
     @property
     def has_many_gone(self) -> bool:
-        """Whether it pays to `keep` only the keys that have not left."""
+        """Whether so many keys have left that calling `keep` with the other keys is worth its cost."""
         return self._forgetting.should_forget(self._gone, len(self) - self._gone)
 
     def may_forget(self, kept: int) -> bool:
-        """Return whether it pays to forget all but at most this many keys in memory."""
+        """Return whether forgetting all but at most this many keys is worth its cost."""
         return False
 
     def keep(self, ids: Integers) -> None:
@@ -219,7 +222,7 @@ class KeyRecords:
         self._gone = int(np.count_nonzero(self._arrays["gone"]))
 
     def split_records(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
-        """Return all records in two parts; the first has the keys with these numbers.
+        """Return all records in two parts: the keys with these numbers, and all other keys.
 
         Returns
         -------
@@ -322,7 +325,7 @@ class TabledKeyRecords(KeyRecords):
         return super().take_up(block.filter(pa.array(held)), rows[waiting])
 
     def update_table(self, block: pa.RecordBatch, ids: Integers) -> None:
-        """Put all keys that changed since the last call, and have not left, into the table."""
+        """Put all keys that changed since the last call into the table, except keys that left."""
         here = self._arrays["gone"][ids] == 0
         self._table.put(block if here.all() else block.filter(pa.array(here)))
         self._new = 0
@@ -342,7 +345,7 @@ class TabledKeyRecords(KeyRecords):
         self._new -= len(ids) - self._table.remove(keys)
 
     def may_forget(self, kept: int) -> bool:
-        """Return whether forgetting pays."""
+        """Return whether forgetting is worth its cost; see `KeyRecords.may_forget`."""
         return self._forgetting.should_forget(len(self) - kept, kept)
 
     def split_records(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
@@ -365,7 +368,7 @@ class TabledKeyRecords(KeyRecords):
 def is_before_horizon(
     records: pa.RecordBatch | pa.Table, horizon: int, deleted_horizon: int
 ) -> npt.NDArray[np.bool_]:
-    """Mark the stored records of keys that have left if they do not wait."""
+    """Mark the stored records whose keys have left, unless they wait."""
     limit: Any = horizon
     if (name := f"{RESERVED_PREFIX}deleted") in records.schema.names:
         limit = np.where(records.column(name).to_numpy() != 0, deleted_horizon, horizon)

@@ -2,11 +2,11 @@
 
 A page is `page_rows` locations. The *page pool* holds unused pages. The *empty locations pool* (ELP) holds
 used pages that have available locations, with a list of these locations per page. A new location comes from
-the *next available page* (NAP), or else from a page of the ELP, or else from a new page of the pool. A page
-whose last location is freed returns to the pool at once. All lists are chains in the arrays `_next_location`
-and `_next_page`.
+the *next available page* (NAP) if it has one, else from a page of the ELP, else from an unused page of the
+pool. A page whose last location is freed returns to the pool at once. All lists are chains in the arrays
+`_next_location` and `_next_page`.
 
-Departure from the source: the pool hands out its lowest page first, so that `page_capacity` can shrink.
+Unlike in the paper, the pool hands out its lowest page first, so that `page_capacity` can shrink.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Repartition the stored state of an update queue to another number of buckets.
+"""Divide the stored state of an update queue into another number of buckets.
 
-A bucket is a range of keys' hashes (`penstock.state_store.keys.key_words`), so a new bucket gets its keys
-from a few neighbouring old buckets. A key's record and waiting tuple move unchanged, except for the place in
-the queue. If all waiting keys of a new bucket are from one old bucket, their places also stay. Otherwise the
-queues are merged:
+A bucket holds the keys whose hashes are in a range (`penstock.state_store.keys.key_words`). So a new bucket
+gets its keys from a few neighbouring old buckets. A key's record and waiting tuple do not change, but its
+place in the queue may. If all waiting keys of a new bucket come from one old bucket, their places stay the
+same. Otherwise the queues are merged:
 
 - Keys of one old bucket keep their order.
 - Keys that cut the line precede all other keys, as before.
-- Keys of different old buckets are ordered by the arrival of their oldest pending update, but no key
-  overtakes a key that was ahead of it in their common old queue. The state stores no other time of a key, so
-  this order is approximate for ``fifo`` and for keys that cut the line.
-- With weights, the virtual times of the old queues are shifted onto one clock, so the time until each key is
+- Keys of different old buckets are ordered by the arrival of their oldest pending update, as far as the first
+  rule allows. The state stores no other time of a key, so this order is approximate for ``fifo`` and for keys
+  that cut the line.
+- With weights, the virtual times of the old queues are shifted to a common clock. The time until each key is
   due stays the same.
 """
 
@@ -51,7 +51,7 @@ class QueueState:
     records : pyarrow.Table
         One row for each key: its columns and its stored record.
     waiting : pyarrow.Table
-        One row for each waiting key, without the number of its record.
+        One row for each waiting key. `places` gives the number of its record.
     places : int64 array
         The row in `records` of each waiting key; ascends.
     hashes : uint64 array
@@ -158,7 +158,8 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
     states : sequence of QueueState
         At least one.
     cost_factor : float
-        The factor for costs, of a tuple and by key, which include waiting for the other buckets of a task.
+        The factor by which measured costs change, because they include waiting for the other buckets of a
+        task.
     """
     queues = [state for state in states if state.waiting.num_rows]
     waiting, clock = _merge_waiting(queues or states[:1])
@@ -240,7 +241,7 @@ def _set_column(table: pa.Table, name: str, values: npt.NDArray[Any]) -> pa.Tabl
 
 
 def _concat(parts: Sequence[pa.RecordBatch | pa.Table]) -> pa.Table:
-    """Concatenate parts. The last part determines the width of texts' offsets, which is a setting of Spark.
+    """Concatenate parts. The last part determines whether texts have 32-bit or 64-bit offsets.
 
     A column that was added later is null in parts written before.
     """

@@ -17,7 +17,7 @@ __all__ = ["with_silent_rows"]
 def with_silent_rows(
     batches: Sequence[pa.RecordBatch], expired: Expired, output: pa.Schema, stream: UpdateStream
 ) -> list[pa.RecordBatch]:
-    """Return the marked results, followed by a row for each key that left and was not deleted.
+    """Add the mark of silent rows to results, and append a row for each key that left and was not deleted.
 
     Parameters
     ----------

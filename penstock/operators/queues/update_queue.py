@@ -54,7 +54,7 @@ _ARRIVED = f"{RESERVED_PREFIX}arrived"
 
 
 class KeyHolder(Protocol):
-    """A holder of more tuples of a queue's keys, outside of the queue."""
+    """An object outside of the queue that holds more tuples of the queue's keys."""
 
     def __len__(self) -> int:
         """Return the number of tuples."""
@@ -78,7 +78,7 @@ class UpdateQueue(KeyedQueue):
     table : TableMaker, optional
         Creates the table for records of idle keys; by default records stay in memory.
     holder : KeyHolder, optional
-        Holder of more tuples of the same keys. The staleness of these tuples is counted in the same records.
+        Holds more tuples of the same keys. Their staleness is counted in the same records.
     forgetting : ForgetRule, optional
         The rule for moving records of idle keys to the table.
     """
@@ -123,7 +123,7 @@ class UpdateQueue(KeyedQueue):
         return sum(part.size_bytes for part in parts)
 
     def enqueue(self, arrivals: Arrivals, now_us: int) -> Enqueued:
-        """Enqueue arrivals of one moment, ordered by position.
+        """Enqueue arrivals of the same moment, ordered by position.
 
         A tuple older than its key's newest emitted tuple is late and dropped. A tuple older than the waiting
         tuple is conflated. If times are equal, the later arrival is newer. In a union (UpStream §3.2) a
@@ -198,7 +198,7 @@ class UpdateQueue(KeyedQueue):
         return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0), booked)
 
     def _choose(self, limit: int, now_us: int) -> Integers:
-        """Remove keys from the scheduler, starting with the keys that must not wait under a promise."""
+        """Remove keys from the scheduler, first those that would break a promise if they waited."""
         ids, records = self._waiting_keys(), self._records
         classes = None if self.stream.classes is None else records["class"][ids]
         urgent = list_urgent(ids, now_us - records["arrived_us"][ids], classes, self.urgent_us)
@@ -379,7 +379,7 @@ class UpdateQueue(KeyedQueue):
     def _compare(
         self, arrivals: Arrivals, ids: Integers, times: Integers
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Integers]:
-        """Return masks of arrivals in time and of replacing arrivals, and the counts of ties."""
+        """Return masks of the arrivals in time and of the arrivals that will wait, and the counts of ties."""
         records = self._records
         emitted, waiting = records["emitted"][ids], records["waiting"][ids]
         resident = records["location"][ids] != NOWHERE

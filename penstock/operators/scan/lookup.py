@@ -19,7 +19,7 @@ __all__ = ["Lookup", "can_be_looked_up"]
 
 
 def can_be_looked_up(kind: pa.DataType) -> bool:
-    """Return whether equal values of a type have equal bytes. Floats and nested types do not."""
+    """Return whether equal values of a type always have equal bytes, unlike floats and nested types."""
     return not (pa.types.is_floating(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind))
 
 

@@ -15,7 +15,8 @@ __all__ = ["Latest"]
 class Latest:
     """Keep the newest row of each key; if times are equal, the last row.
 
-    All rows with a null in key or time are kept, so that the queue after the reader can reject or count them.
+    All rows with a null in a key or time column are kept, so that the queue after the reader can count or
+    refuse them.
 
     Parameters
     ----------

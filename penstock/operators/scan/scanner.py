@@ -118,7 +118,7 @@ class Scanner:
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
         """Run the scan on p-units.
 
-        Yields rows after each p-unit. Newest rows of keys, and fragments, come at the end.
+        If the scan conflates or makes fragments, yields at the end; otherwise yields rows after each p-unit.
 
         Raises
         ------
@@ -144,8 +144,8 @@ class Scanner:
         tables : iterable of pyarrow.Table
             Tables with the scan's columns; text columns may be dictionaries.
         most_fragments : int, optional
-            Yield the fragments whenever there are this many. Later fragments may have the same panes and
-            groups.
+            Yield the fragments whenever there are this many. Fragments that follow may have the same panes
+            and groups.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class Scanner:
         return merge_stretches(self._fragments, batches)
 
     def apply(self, rows: pa.Table) -> pa.Table:
-        """Select and project the rows of a table before they are persisted.
+        """Apply the scan's predicate and projection to the rows of a table, before they are persisted.
 
         Text columns of the result may be dictionaries, which a `PStreamWriter` accepts. A cast to `schema`
         decodes dictionaries.
@@ -190,7 +190,10 @@ class Scanner:
         return result
 
     def _rows(self, rows: pa.Table, *, dictionaries: bool = False) -> pa.Table | None:
-        """Process rows; return None if they are kept for the end. Texts may be returned as `dictionaries`."""
+        """Process rows; return None if they are kept until the end.
+
+        With `dictionaries`, texts may be dictionaries.
+        """
         mask: _Mask | None = None
         if self._conjuncts:
             mask = self._mask(rows)
@@ -254,7 +257,7 @@ class Scanner:
 
 
 def _evaluate(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
-    """Evaluate an expression on rows. Evaluate texts in a dictionary once per dictionary entry."""
+    """Evaluate an expression on rows; of a dictionary column, evaluate each entry only once."""
     if expression.is_column:
         return rows.column(expression.columns[0])
     kinds = {name: rows.schema.field(name).type for name in expression.columns}
@@ -273,10 +276,10 @@ def _evaluate(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
 def _divide(
     parts: Sequence[Expression], failing: frozenset[Expression], schema: pa.Schema
 ) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
-    """Split a predicate into intervals, which replace conjuncts, and the conjuncts to evaluate.
+    """Split a predicate into intervals, which replace simple comparisons, and other conjuncts.
 
-    Intervals are applied first. So a conjunct after a conjunct that can fail is not replaced: the interval
-    would hide rows from the conjunct that can fail.
+    The scanner applies intervals before it evaluates conjuncts. So after a conjunct that can fail, no
+    comparison becomes an interval: the interval would hide rows for which that conjunct must fail.
     """
     evaluated: list[Expression] = []
     intervals: list[Interval] = []
@@ -302,7 +305,7 @@ def _bits(mask: _Mask) -> pa.Array[Any]:
 
 
 def _bytes(mask: _Mask) -> npt.NDArray[np.bool_]:
-    """Convert a mask to bytes for kernels, ten times as fast as Arrow."""
+    """Convert a mask to bytes for kernels; this is ten times as fast as Arrow's conversion."""
     if not isinstance(mask, pa.Array):
         return mask
     if not len(mask):

@@ -9,8 +9,8 @@ order:
 4. at most one of: **latest_by**, the newest row of each key; **fragments**, partial aggregates of each pane
    and group.
 
-Steps 3 and 4 take the output of the step before. The result is the same as without a scan, with the same
-operators after the reader. All expressions are deterministic and supported by `penstock.sql.evaluate`.
+Steps 3 and 4 take the output of the step before. The result is the same as if these operators ran after the
+reader. All expressions are deterministic and supported by `penstock.sql.evaluate`.
 
 The JSON, in which absent fields are null::
 
@@ -101,7 +101,8 @@ def _require_names(names: object, what: str) -> None:
 class Partial:
     """A partial aggregate of a pane and group. Partials of one kind can be combined.
 
-    The kinds in `GROWING` and ``union`` grow with their values. All other kinds have a fixed size.
+    Partials of the kinds in `GROWING`, and of ``union``, grow with the number of values. All other kinds have
+    a fixed size.
 
     Parameters
     ----------
@@ -171,8 +172,8 @@ class LatestBy:
         The column whose greatest value is the newest. All rows with a null in key or time are kept, so that
         the queue after the reader can reject or count them.
     by_last : bool
-        Whether the output is ordered by the positions of its rows. By default it is ordered by the keys'
-        first rows.
+        Whether the output is ordered by the positions of the newest rows. By default it is ordered by the
+        positions of the keys' first rows.
 
     Raises
     ------
@@ -212,8 +213,8 @@ class Fragments:
     partials : tuple of Partial
         The partials, with distinct names.
     delay_ms : int
-        The watermark's delay behind the newest time if the delay is not a whole number of panes, else 0. Set
-        by `add_watermark`, which adds the partial `NEWEST`.
+        If the watermark's delay is not a whole number of panes, the delay; otherwise 0. Only `add_watermark`
+        sets this number, and then also adds the partial `NEWEST`.
 
     Raises
     ------
@@ -243,7 +244,7 @@ class Fragments:
         _require((self.delay_ms > 0) == told, "a delay goes with the newest time", delay_ms=self.delay_ms)
 
     def add_watermark(self, delay_ms: int, time: str) -> Fragments:
-        """Return fragments that also have the newest time, if a watermark with this delay needs it.
+        """Return fragments that also compute the newest time, if a watermark with this delay needs it.
 
         Parameters
         ----------

@@ -23,7 +23,8 @@ FIRST_CUT_RANK = -(1 << 62)
 class Scheduler(ABC):
     """The waiting keys of a queue, by number, in the order in which they are served.
 
-    A queue calls `reserve` before it uses a new key number. Used by one task at a time; not thread-safe.
+    A queue calls `reserve` before it uses a new key number. Only one task at a time may use it, because it is
+    not thread-safe.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def load(self, in_service: Integers) -> int:
-        """Return the load of the tuples in service; `in_service` is their number for each key number."""
+        """Return the load of the tuples in service. `in_service` has their number for each key."""
 
     @abstractmethod
     def pop(self, limit: int, held: Integers | None = None, *, now_us: int = 0) -> Integers:
@@ -94,7 +95,7 @@ class Scheduler(ABC):
         Parameters
         ----------
         held : int64 array, optional
-            By key number, nonzero for keys to skip. Skipped keys keep their places.
+            Indexed by key number; nonzero for keys to skip. Skipped keys keep their places.
         now_us : int
             The current time, in the same unit and counted from the same origin as ``arrived_us``. Only
             freshest reads it.

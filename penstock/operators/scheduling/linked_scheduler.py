@@ -1,8 +1,8 @@
 """The queue of keys (QoK) of the paper: keys of equal weight (UpStream §5.2, §5.3, §7).
 
 The queue is a doubly linked list of key numbers, in arrays. Every place has a rank; ranks increase from head
-to tail. Keys that cut the line have negative ranks, in the order in which they cut, so they precede all
-other keys. Only ranks are stored. The list is rebuilt from the ranks.
+to tail. Keys that cut the line have negative ranks, which increase in the order in which the keys cut. So
+these keys precede all other keys. Only ranks are stored. The list is rebuilt from the ranks.
 """
 
 from __future__ import annotations

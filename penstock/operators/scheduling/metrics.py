@@ -27,20 +27,21 @@ class BatchMetrics:
     Attributes
     ----------
     rows_in, conflated, late, duplicates, dropped, emitted : int
-        Numbers of tuples, in this order: all arrivals; replaced by a newer tuple; older than an emitted
-        tuple; with the key and time of another tuple of a union; dropped for a null; served. With ``apply``,
-        `emitted` counts the tuples that ``apply`` takes.
+        Numbers of tuples, in this order: all that arrived; replaced by a newer tuple; older than an emitted
+        tuple; in a union, with the key and time of another tuple; dropped because of a null; served. With
+        ``apply``, `emitted` counts the tuples that ``apply`` gets.
     rows_out : int
         Output rows; differs from `emitted` if ``apply`` filters or multiplies rows.
     waiting_keys, keys : int
-        Keys that wait after the batch (under append semantics, tuples); all keys ever seen that have not left
-        (for a join, keys with state).
+        The number of keys (under append semantics, of tuples) that wait after the batch; and the number of
+        keys ever seen that have not left (for a join, of keys with state).
     expired : int
         Keys that left the state because they had no update for their time to live.
     held, freed : int
-        For transactions in batches: tuples of a batch that is not complete.
-        For a join: tuples kept for future matches; freed tuples. No tuple waits in a join, so ``rows_in ==
-        late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
+        For transactions in batches, `held` is the number of tuples of a batch that is not complete. For a
+        join, `held` counts tuples that are kept for future matches, and `freed` counts tuples that are
+        removed. No tuple waits in a join, so ``rows_in == late + duplicates + dropped + freed + growth of
+        held``, and `emitted` counts matches.
     committed, rejected : int
         For transactions: ``rows_in == committed + rejected + growth of held``.
     rejections : dict of str to int
@@ -48,10 +49,10 @@ class BatchMetrics:
     requests : int
         For transactions: answered requests of clients.
     forwarded : int
-        Transactions that ran on the coordinator, because they need several buckets.
+        Transactions that the coordinator ran, because they need several buckets.
     budget_used_rows : int
-        Served tuples that are charged to the budget. Differs from `emitted` only for eager windows: some
-        served windows are not complete yet.
+        Served tuples that are charged to the budget. This number differs from `emitted` only for eager
+        windows, because some served windows are not complete yet.
     budget_rows : int
         Tuples that the controller of a freshness contract allowed to serve; 0 if there is no contract.
     interval_ms : float
@@ -70,10 +71,10 @@ class BatchMetrics:
     duration_ms : dict of str to float
         Time by phase (load, enqueue, serve, commit), summed over buckets.
     state_bytes_written, state_bytes : int
-        Bytes of state committed in this batch; memory of the working copies.
+        The bytes of state that this batch committed, and the memory of the working copies.
     loads, catch_ups, hits : int
-        Numbers of buckets by what happened to their state: read whole; cached and caught up by deltas;
-        cached and current.
+        Numbers of buckets, by how their state was loaded: read whole; cached, and brought up to date by
+        deltas; cached and current.
     """
 
     rows_in: int = 0
@@ -112,7 +113,7 @@ class BatchMetrics:
     buckets: int = 1
 
     def count_outcomes(self, reasons: pa.Array[Any]) -> None:
-        """Count transactions by reason of rejection, which is null for committed transactions."""
+        """Count transactions by their reason of rejection, which is null if a transaction was committed."""
         self.committed += reasons.null_count
         if reasons.null_count < len(reasons):
             for one in reasons.drop_null().value_counts().to_pylist():

@@ -1,4 +1,4 @@
-"""The policies by which a queue chooses the key to serve next (UpStream §5.2, §5.3, and an index)."""
+"""The policies by which a queue chooses the key to serve next (UpStream §5.2, §5.3)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Policy(StrEnum):
         An update takes the place of the older update. This policy minimizes staleness if all keys update
         equally often (UpStream §5.2).
     LINECUTTING
-        As IN_PLACE, but an update of a slow key (``u_k < 1 / (c * n)``) goes to the front (UpStream §5.3). n
-        is the number of waiting keys and keys in service, the key itself included, because all of them are
-        served before the key's next turn. Keys that cut the line keep their order among themselves, so the
-        queue is IN_PLACE if all keys are slow.
+        As IN_PLACE, but an update of a slow key (``u_k < 1 / (c * n)``) goes to the front (UpStream §5.3).
+        u_k is the key's update rate, and c the cost of a tuple. n counts all keys that wait or are in
+        service, including the key itself, because all of them are served before the key's next turn. Keys
+        that cut the line keep their order among themselves, so the queue is IN_PLACE if all keys are slow.
     FRESHEST
-        The key whose service lowers weighted staleness most goes first, by its staleness and update rate
-        (`penstock.operators.scheduling.schedulers.freshest_scheduler`).
+        The key whose service lowers weighted staleness most goes first. This depends on its staleness and
+        update rate (`penstock.operators.scheduling.schedulers.freshest_scheduler`).
     """
 
     FIFO = "fifo"

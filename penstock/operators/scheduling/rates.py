@@ -23,7 +23,7 @@ _CORRECTION = 0.5
 def mean_interval(interval: npt.NDArray[np.float64], gap: Any, count: Integers) -> npt.NDArray[np.float64]:
     """Update each key's exponentially weighted mean with `count` intervals of `gap`.
 
-    An interval of zero is an unknown interval: the key was seen only in the queue's first moment.
+    An interval of zero means unknown: so far the key was seen only at the queue's first moment.
     """
     weight = np.where(interval == 0.0, 1.0, 1.0 - (1.0 - _RATE_WEIGHT) ** count)
     return interval + weight * (gap - interval)
@@ -32,8 +32,8 @@ def mean_interval(interval: npt.NDArray[np.float64], gap: Any, count: Integers) 
 def mean_cost(mean: float | None, elapsed_us: float, tuples: int) -> float:
     """Update the mean cost after serving `tuples` (at least 1) tuples took `elapsed_us`.
 
-    One measurement is capped at `_COST_JUMP` times the mean so far, so that an outlier (a restart, a pause of
-    the machine) fades quickly.
+    A measurement counts as at most `_COST_JUMP` times the mean so far. So the effect of an outlier (a
+    restart, a pause of the machine) fades quickly.
     """
     sample = max(elapsed_us, 1.0) / tuples
     if mean is None:
@@ -47,9 +47,9 @@ def correct_costs(
     """Correct the costs of keys that were served together.
 
     Only the sum of the costs is measured. All costs change by one factor, so that their sum approaches the
-    measurement. Groups of keys differ from service to service, so the costs approach values that explain the
-    measurements of all groups. This is the multiplicative algebraic reconstruction of R. Gordon, R. Bender
-    and G. Herman, "Algebraic Reconstruction Techniques", Journal of Theoretical Biology 29, 1970.
+    measurement. Different keys are served together each time, so the costs approach values that explain all
+    measurements. This is the multiplicative algebraic reconstruction of R. Gordon, R. Bender and G. Herman,
+    "Algebraic Reconstruction Techniques", Journal of Theoretical Biology 29, 1970.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ class Served:
     arrived_us : int64 array
         Arrival time of each key's oldest pending update.
     booked_us : int64 array
-        Time up to which each key's application staleness was counted when it was dequeued.
+        The time up to which application staleness had been counted when the key was dequeued.
     """
 
     rows: pa.RecordBatch

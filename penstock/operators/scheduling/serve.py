@@ -36,7 +36,7 @@ class BudgetControl(Protocol):
         """Return the budget. Called when the arrivals are in the queue."""
 
     def settle(self, finished_us: int, serving_us: int, metrics: BatchMetrics) -> None:
-        """Record the served tuples; `metrics` is complete except for the metrics of state."""
+        """Record the served tuples. `metrics` is complete, except for the metrics of state."""
 
 
 class ServedQueue(Protocol[A_contra]):
@@ -213,8 +213,8 @@ def serve(
     Parameters
     ----------
     budget : Budget or BudgetControl
-        The limits. Under a `BudgetControl`, all results are counted as delivered at the end, when the
-        micro-batch returns them.
+        The limits. With a `BudgetControl`, all results count as delivered at the end, when the micro-batch
+        returns them.
     buckets_per_task : int
         Number of queues that share one processor. The scheduler's cost of a tuple is the time of `query`
         multiplied by this number.

@@ -1,9 +1,10 @@
 """Exact integration of staleness over time (UpStream §3.3, §5.1).
 
-The staleness of a key is the time since its oldest pending update arrived; zero without pending updates. Over
-a stretch of time, staleness grows linearly from `low` to `high`, so the stretch adds ``(high**2 - low**2) /
-2`` to the integral. The average over time and keys is exact. Percentiles come from a mergeable histogram of
-(time x keys), whose bins grow by 2 %. So percentiles are exact to 2 %.
+The staleness of a key is the time since its oldest pending update arrived; it is zero if no update is
+pending. Between two events, staleness grows linearly from `low` to `high`, which adds ``(high**2 - low**2) /
+2`` to its integral over time. So the average over time and keys is exact. Percentiles come from a histogram
+of (time x keys), which can be merged. Each bin is 2 % wider than the one before, so percentiles are exact to
+2 %.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _bin(value: float, edges: Floats) -> int:
 
 @kernel
 def _add(low: Integers, high: Integers, edges: Floats, mass: Floats, cover: Floats) -> float:
-    """Add the time of each interval to the bins it passes through; return the integral of staleness.
+    """Add the time of each interval to the bins that it passes through; return the integral of staleness.
 
     `cover[i]` is the change from bin i - 1 to bin i in the number of intervals that cover the whole bin.
     """
@@ -111,7 +112,7 @@ class Staleness:
         return self.longest_ms
 
     def _distribution(self) -> tuple[Floats, Floats]:
-        """Return ascending values of staleness, and the time x keys up to each of them, in µs."""
+        """Return ascending values of staleness, and the time x keys with at most each value, in µs."""
         numbers = np.array(sorted(self.mass), np.intp)
         until = np.cumsum([
             max(self.key_time - sum(self.mass.values()), 0.0), *(self.mass[number] for number in numbers)
@@ -187,7 +188,7 @@ class Staleness:
 
 
 class StalenessMeter:
-    """A meter that adds up stretches of staleness until `take`."""
+    """A meter that adds up staleness until `take` is called."""
 
     def __init__(self) -> None:
         self._mass = np.zeros(_BINS + 1)
@@ -195,7 +196,7 @@ class StalenessMeter:
         self._taken = Staleness()
 
     def add(self, arrived_us: Integers, begin_us: Integers, end_us: int) -> None:
-        """Count the time from `begin_us` to `end_us` for each key. Empty stretches are ignored.
+        """Count the time from `begin_us` to `end_us` for each key, unless it is empty.
 
         Parameters
         ----------

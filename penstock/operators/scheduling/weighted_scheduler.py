@@ -2,15 +2,16 @@
 
 The scheduler minimizes the weighted sum of the keys' staleness. If every key updates before it is served
 again, a key that is served every ``T_k`` has a staleness of ``T_k / 2`` on average. One service takes the
-cost ``c``, so ``sum c / T_k = 1``. ``sum w_k T_k / 2`` is least for ``T_k ~ 1 / sqrt(w_k)``: services are
-shared by the *square roots* of the weights. This root is the key's share ``s_k``.
+time ``c``, so ``sum c / T_k = 1``. Under this condition, ``sum w_k T_k / 2`` is least if ``T_k`` is
+proportional to ``1 / sqrt(w_k)``. So keys are served in proportion to the *square roots* of their weights.
+This square root is the key's share ``s_k``.
 
 Keys are served by virtual finish times (after self-clocked fair queueing): a key that begins to wait at the
-virtual time V is due at ``V + 1 / s_k``. Serving the key advances V to its due time, but by at least ``1 /
-S``, the virtual time of a service. S is the sum of the waiting keys' shares. Without this minimum, keys that
-arrive together would be due together for ever. Keys with the same due time are served in order of arrival. V
-never decreases, so a later key of equal weight is never due earlier: equal weights give exactly the order of
-`LinkedScheduler`.
+virtual time V is due at ``V + 1 / s_k``. Serving the key advances V to the key's due time, but by at least
+``1 / S``, where S is the sum of the waiting keys' shares. Without this minimum, keys that arrive together
+would be due together for ever. Keys with the same due time are served in order of arrival. V never decreases,
+so of two keys of equal weight, the later key is never due earlier. If all weights are equal, the order is
+exactly that of `LinkedScheduler`.
 
 Waiting keys are in a heap. Two keys compare by rank if one of them has cut the line (a negative rank), else
 by due time and then rank.
@@ -178,13 +179,13 @@ class WeightedScheduler(Scheduler):
     """A scheduler of weighted keys; see `Scheduler`.
 
     IN_PLACE
-        An update keeps the key's start of waiting. The key waits for at most ``floor(s_j / s_k) + 1``
-        services of each other key j.
+        An update does not change when the key began to wait. Before the key k is served, each other key j is
+        served at most ``floor(s_j / s_k) + 1`` times.
     FIFO
-        An update restarts the wait, as in the paper: a key that updates all the time may starve.
+        An update restarts the wait, as in the paper. So a key that updates all the time may never be served.
     LINECUTTING
         As IN_PLACE, but a slow key (``u_k < s_k / (c * S)``) goes to the front. S is the sum of the shares of
-        the keys that the paper's ``n`` counts. A slow key updates less often than its share allows, so it
+        all keys that wait or are in service. A slow key updates less often than its share allows, so it
         cannot exceed its share. Keys that cut the line keep their order, whatever their weights.
     """
 

@@ -26,7 +26,7 @@ _MAX_SHARE = 1 << 40
 
 
 def shares_of(weights: npt.NDArray[np.float64]) -> Integers:
-    """Return the shares of positive, finite weights: their square roots in units of 1 / `ONE`.
+    """Return the shares of positive, finite weights: their square roots times `ONE`, as integers.
 
     Weights are clipped to ``2**-40`` and ``2**40``.
     """
@@ -81,7 +81,7 @@ class KeyWeights:
     stream : UpdateStream or GroupKey
         The stream or group that defines the key.
     weights : mapping
-        Maps key values to positive, finite numbers. The key values may all be given as text.
+        Maps key values to positive, finite numbers. Key values of any type may be given as text.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def find_shares(
 ) -> Integers | None:
     """Return the shares of rows by key or from the weight column; None if there are no weights.
 
-    `UpdateStream.find_unusable` has checked the column.
+    The caller has checked the weight column with `UpdateStream.find_unusable`.
     """
     if weights is not None:
         return weights.shares(keys)

@@ -78,7 +78,7 @@ class Sample:
 
     @property
     def span_us(self) -> int:
-        """The time from the first arrival to one mean interval after the last."""
+        """The time from the first arrival to the last arrival, plus one mean interval."""
         return int(self.arrived_us[-1]) * (len(self.arrived_us) + 1) // len(self.arrived_us)
 
     @property
@@ -87,9 +87,9 @@ class Sample:
         return len(self.arrived_us) / self.span_us * 1e6
 
     def at_load(self, load: float, most_us: int) -> tuple[pa.RecordBatch, Integers]:
-        """Return the rows, arriving `load` times as fast and repeated if few, with times and arrivals.
+        """Return the rows and their arrivals as if they arrived `load` times as fast.
 
-        Rows that arrive later than `most_us` are left out.
+        A short sample is repeated. Rows that arrive later than `most_us` are left out.
         """
         span = self.span_us / load
         times = max(int(np.ceil(_LEAST_S * 1e6 / span)), 1)

@@ -1,4 +1,4 @@
-"""A server of keys without tuples: a scheduler, and the staleness of its queue."""
+"""Simulate a server with a scheduler of keys, without tuples, and measure staleness."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WARM_UP = 0.1
 
 
 def simulate_keys(scheduler: Scheduler, trace: Trace, cost_us: int, weights: Floats) -> float:
-    """Return the mean queue staleness of keys in numbers of updates, weighted by `weights`.
+    """Simulate a run; return the mean queue staleness of keys in numbers of updates, weighted by `weights`.
 
     The server and the order of events are the same as in `simulate`. The work for tuples is left out, which
     makes this ten times faster. A key's rate is measured as in `UpdateQueue`.
@@ -30,8 +30,8 @@ def simulate_keys(scheduler: Scheduler, trace: Trace, cost_us: int, weights: Flo
     scheduler : Scheduler
         A new scheduler.
     weights : float64 array
-        The weights of all keys. They always weight the result. A weighted scheduler also uses them to choose
-        the next key.
+        The weights of all keys. The result is always weighted by them. A weighted scheduler also uses them to
+        choose the next key.
     """
     keys = len(weights)
     scheduler.reserve(keys)
@@ -75,7 +75,7 @@ def simulate_keys(scheduler: Scheduler, trace: Trace, cost_us: int, weights: Flo
 
 
 def _split(keys: Integers, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Cut a range of arrivals into ranges of distinct keys."""
+    """Split a range of arrivals into ranges in which all keys are distinct."""
     known: set[int] = set()
     for place, key in enumerate(keys[begin:end].tolist(), begin):
         if key in known:

@@ -32,8 +32,8 @@ class Engine:
     fixed_us : int
         Time of a micro-batch without tuples, half of it before the operator.
     each_fixed_us : tuple of int
-        The times without tuples of the micro-batches of a test run. Simulated micro-batches take these times
-        in turn, and `fixed_us` has no effect. Empty if all micro-batches take the same time.
+        The fixed times of the micro-batches of a test run. Simulated micro-batches take these times in turn,
+        instead of `fixed_us`. If empty, all micro-batches take `fixed_us`.
     cost_us : float
         Time to process a tuple in the operator, on one core.
     sink_us : float
@@ -57,7 +57,7 @@ class MicroBatch:
     Attributes
     ----------
     started_us, ended_us : int
-        The times of the trigger, and of the results being in the sink.
+        The time of the trigger, and the time at which the results are in the sink.
     metrics : BatchMetrics
         The metrics of all buckets.
     """
@@ -91,7 +91,7 @@ def run_micro_batches(
     arrived_us : int64 array
         The arrival times of the rows.
     engine_at : callable
-        Returns the engine at a time.
+        Returns the `Engine` that applies at a given time.
     limits : Budget or FreshnessContract
         The budget of each bucket, or the contract that chooses it.
     end_us : int, optional

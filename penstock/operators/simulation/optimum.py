@@ -1,8 +1,8 @@
 """The least staleness of any order of service, for comparison with policies.
 
-The model is the same as in `draw_arrivals` and `simulate`: one update arrives at each whole number of units,
-of key i with probability p_i, and a service takes a whole number of units. A server that becomes free at the
-moment of an arrival takes its next tuple before this arrival enters the queue.
+The model is the same as in `draw_arrivals` and `simulate`. In each unit of time one update arrives, with
+probability p_i of key i. A service takes a whole number of units. If the server becomes free at the moment of
+an arrival, it takes its next tuple before this arrival enters the queue.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ def lower_bound(rates: Floats, cost: float, weights: Floats | None = None) -> fl
     """Return a lower bound of the mean queue staleness in units, weighted by `weights`.
 
     The bound lets the server serve several keys at once, as long as it serves one key per `cost` units on
-    average (a Lagrangian relaxation). Then each key can choose the staleness at which it is served, for a
-    price that is equal for all services. Every price gives a bound; the best bound is returned.
+    average (a Lagrangian relaxation). Then each key can choose on its own at which staleness it is served, if
+    each service has the same price. Every price gives a lower bound, and the highest of these bounds is
+    returned.
 
     Parameters
     ----------
     rates : float64 array
         The probability of each key at an arrival.
     cost : float
-        Duration of a service, in units. If it is a fraction, the bound is looser.
+        Duration of a service, in units. If it is not a whole number, the bound is looser.
     weights : float64 array, optional
         Weights of the keys; by default all are 1.
     """
@@ -75,8 +76,8 @@ def wait_a_unit(
     """Return each state's expected cost of one unit of time plus the expected value of the next state.
 
     `ages` has a row for each state: for each key, the units of time since its oldest unseen update, or 0 if
-    it has none. The number of a state is ``ages @ steps``. If the rates add up to less than 1, there are also
-    updates of other keys.
+    it has none. The number of a state is ``ages @ steps``. If the rates add up to less than 1, the remaining
+    updates belong to keys outside of the model.
     """
     count, keys = ages.shape
     oldest = ages[count - 1, 0]
@@ -101,7 +102,7 @@ def wait_a_unit(
 
 @kernel
 def _serve(after: Floats, idle: float, ages: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> Floats:
-    """Return the least value of a service in each state, given the values of the states after it begins."""
+    """Return, for each state, the least value over all choices of the next key to serve."""
     count, keys = ages.shape
     found = np.full(count, np.inf)
     for state in range(count):
@@ -124,7 +125,7 @@ def count_states(keys: int, cost: int) -> int:
 def find_optimum(
     rates: Floats, cost: int, weights: Floats | None = None, *, oldest: int | None = None
 ) -> float:
-    """Return the least mean queue staleness in units of a server that never idles while a key waits.
+    """Return the least mean queue staleness, in units, of a server that never idles while a key waits.
 
     The optimum is found by dynamic programming (value iteration) on all combinations of the keys' staleness.
     No order that depends only on the past and the rates is better.

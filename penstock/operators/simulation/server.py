@@ -93,15 +93,15 @@ def simulate(
 
     A free server takes the tuple at the head, if any, and delivers its result after `cost_us`. At equal times
     the server takes a tuple before an arrival enters. If `stream` has an arrival column, all arrivals during
-    a service enter the queue together, which does not matter to schedulers that ignore time (FIFO, IN-PLACE).
-    Otherwise each arrival enters at its own time.
+    a service enter the queue together; for schedulers that ignore time (FIFO, IN-PLACE), this makes no
+    difference. Otherwise each arrival enters at its own time.
 
     Parameters
     ----------
     watch : callable
         Called after every change of the queue's content.
     served : callable
-        Called with the number of tuples after every service, for a queue that measures costs.
+        Called after every service with the number of served tuples; for queues that measure costs.
     deliveries : int, optional
         Stop after this many results.
     """

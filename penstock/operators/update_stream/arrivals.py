@@ -1,10 +1,10 @@
 """Arrivals: tuples on their way into an update queue, conflated or not.
 
-All tuples of a micro-batch arrive at one moment. If they are conflated, only the newest tuple of each key
-reaches the queue, with the number of the key's tuples and the position of the key's first tuple. In a union
-(`UpdateStream.source`) only one tuple per key and time is kept; the other tuples are counted separately.
-Conflation is associative: it gives the same result before a shuffle, after it, or both (a property test
-checks this).
+All tuples of a micro-batch arrive at one moment. If the tuples are conflated, only the newest tuple of each
+key reaches the queue, together with the number of the key's tuples and the position of its first tuple. In a
+union (`UpdateStream.source`) only one tuple per key and time is kept, and the duplicates are counted
+separately. Conflation is associative: it gives the same result before a shuffle, after it, or both (a
+property test checks this).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Arrivals:
     count : int64 array
         Number of tuples of the key that each row stands for.
     first, last : int64 arrays
-        Positions within the micro-batch: of the key's first tuple, and of the row itself.
+        Positions within the micro-batch: `first` of the key's first tuple, `last` of the row itself.
     first_arrival_us : int64 array or None
         Earliest arrival time of these tuples; None if the stream has no arrival column.
     tied : int64 array or None
-        In a union, the number of other tuples with the row's time; otherwise None.
+        In a union, the number of other tuples with the same key and time as the row; otherwise None.
     """
 
     rows: pa.RecordBatch

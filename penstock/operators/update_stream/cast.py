@@ -49,8 +49,8 @@ def fits(source: pa.DataType, target: pa.DataType) -> bool:
     """Return whether values of one type can be cast to the other without changing their meaning.
 
     Types may differ in integer or offset width, timestamp unit or zone, decimal precision, or nullability.
-    Numbers may become floats and floats integers, because pandas turns integers with nulls into floats. The
-    cast checks that each value fits.
+    Integers may become floats, and floats may become integers, because pandas turns integers with nulls into
+    floats. The cast itself checks that each value fits.
     """
     for same in (pa.types.is_integer, pa.types.is_decimal, _is_text, _is_bytes, pa.types.is_date):
         if same(source) and same(target):
@@ -102,7 +102,7 @@ def _relabel(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
 
 
 class _Labelled:
-    """Export a column under another type of the same layout, through Arrow's C data interface."""
+    """A column that is exported with another type of the same layout, through Arrow's C data interface."""
 
     def __init__(self, column: pa.Array[Any], kind: pa.DataType) -> None:
         self._column = column

@@ -1,4 +1,7 @@
-"""Enumerations of operator options: semantics and window modes. Plans import them without kernels."""
+"""Enumerations of operator options: semantics and window modes.
+
+This module imports no kernels, so plans can import it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class WindowMode(StrEnum):
     LAZY
         At each service, the newest complete window (UpStream §6.2.1).
     EAGER
-        At each service, the window that started last, as its tuples arrive (UpStream §6.2.2).
+        At each service, the window that started last; it is computed as its tuples arrive (UpStream §6.2.2).
     APPEND
         All windows; no window queue is needed.
     """

@@ -1,8 +1,8 @@
 """Conflate batches one after the other: keep the newest row of each key in one pass.
 
 `penstock.operators.update_stream.arrivals.conflate` needs all arrivals at once. This module takes batches
-that are small enough for a processor's cache. It keeps a few numbers per key, among them the position of the
-newest row. When the kept rows exceed a number of bytes, rows that are no longer the newest of their keys are
+that fit into the processor's cache. For each key it keeps a few numbers, such as the position of the newest
+row. When the kept rows exceed a number of bytes, rows that are no longer the newest of their keys are
 dropped.
 """
 
@@ -101,7 +101,7 @@ def _keep_newest_of_words(
     least_source: Integers,
     ties: Integers,
 ) -> tuple[int, int]:
-    """Do `_keep_newest` for one-word keys from `begin` on; stop before a block that might not fit.
+    """Like `_keep_newest`, for one-word keys from `begin` on; stop before a block that might not fit.
 
     Ids are looked up one block at a time, so they stay in the fastest cache.
     """

@@ -28,7 +28,7 @@ def parse_delete_when(text: object) -> Expression:
     Raises
     ------
     InvalidUsageError
-        If the text is not an expression, contains an aggregate, or makes several rows of one row.
+        If the text is not an expression, contains an aggregate, or would make several rows from one row.
     """
     if not isinstance(text, str):
         raise InvalidUsageError(

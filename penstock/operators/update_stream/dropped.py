@@ -35,7 +35,7 @@ class DroppedTuples:
     reason : str
         `LATE` or `DUPLICATE`.
     missed : int64 array or None
-        For each late tuple, the first time that would not have been late, in the form of `as_int64`.
+        For each late tuple, the first time that would not have been late, as an integer (see `as_int64`).
     """
 
     rows: pa.RecordBatch
@@ -94,9 +94,9 @@ class DroppedForm:
 def order_ties(stream: UpdateStream, arrivals: Arrivals) -> Arrivals:
     """Return arrivals whose positions do not depend on how Spark divides a micro-batch.
 
-    If several tuples have equal key and time, their positions decide which one is kept. So these tuples
-    exchange positions until they are in the order of their values; all other tuples keep their positions. So
-    a micro-batch that runs again drops the same tuples.
+    If several tuples have equal key and time, their positions decide which one is kept. So such tuples
+    exchange positions until they are in the order of their values; all other tuples keep their positions.
+    Then a micro-batch that runs again drops the same tuples.
 
     Parameters
     ----------

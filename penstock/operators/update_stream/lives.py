@@ -48,7 +48,7 @@ class LifeOptions(Protocol):
 
 
 def check_lives(options: LifeOptions, delete_ttl: Ttl | None = None) -> None:
-    """Check the options of a time to live, except the checks that need column types.
+    """Check the options for times to live, as far as this is possible without column types.
 
     Raises
     ------
@@ -178,12 +178,12 @@ def mark_rows(rows: pa.RecordBatch, *, silent: bool = False) -> pa.RecordBatch:
 def silent_rows(
     output: pa.Schema, key: Sequence[str], keys: Sequence[pa.Array[Any]], time: str, times: pa.Array[Any]
 ) -> pa.RecordBatch:
-    """Return a row for each silent key, with nulls except in the key, the time and the marks.
+    """Return a row for each silent key, with the key, the time, the marks, and null in all other columns.
 
     Parameters
     ----------
     output : pyarrow.Schema
-        The columns, of which `SILENT_COLUMN` is one. The time is null if its column has another type.
+        The columns, including `SILENT_COLUMN`. If the time column has another type, the time is null.
     key, keys
         Names and values of the key columns.
     time, times

@@ -247,7 +247,7 @@ class QueueOptions(StateOptions):
 
     @property
     def limits(self) -> Budget:
-        """The limits of the budget; under a contract, a time that the controller replaces."""
+        """The limits of the budget; with a contract, a time limit that the controller replaces."""
         if self.contract is not None:
             return Budget(duration_us=self.contract.tightest_us)
         return budget_of(self.budget, timed=self.apply is not None)
@@ -292,7 +292,7 @@ class JoinOptions(StateOptions):
     def __post_init__(self) -> None:
         """Check the options.
 
-        A later check, when the type of the time is known, tests that the delay is a whole number of steps.
+        Whether the delay is a whole number of steps is checked later, when the type of the time is known.
         """
         StateOptions.__post_init__(self)
         check_lives(self)
@@ -370,7 +370,7 @@ class WindowOptions(StateOptions):
 
     @property
     def limits(self) -> Budget:
-        """The limits of the budget; under a contract, a time that the controller replaces."""
+        """The limits of the budget; with a contract, a time limit that the controller replaces."""
         if self.contract is not None:
             return Budget(duration_us=self.contract.tightest_us)
         return budget_of(self.budget, timed=True)

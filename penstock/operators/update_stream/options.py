@@ -45,7 +45,7 @@ class Budget:
     rows : int, optional
         Maximum number of tuples.
     duration_us : int, optional
-        Start no further chunk of tuples after this time; at least one tuple is served.
+        After this time no further chunk of tuples is started. At least one tuple is always served.
     """
 
     rows: int | None = None
@@ -64,7 +64,7 @@ def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
     Parameters
     ----------
     timed : bool
-        Whether the operator itself does work whose time can be limited.
+        Whether the operator does work itself, whose time can be limited.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def cost_of(cost: str | None) -> int | None:
 
 
 def weight_of(weight: object) -> tuple[str | None, Mapping[Any, Any] | None]:
-    """Return the weight column and the weights by key, of which at most one is not None.
+    """Return the weight column and the weights by key; at least one of them is None.
 
     Raises
     ------
@@ -269,7 +269,7 @@ def session_gap(
     Raises
     ------
     InvalidUsageError
-        If not exactly one of session and size is given, or a slide or a mode does not fit sessions.
+        If neither or both of session and size are given, or if a slide or a mode does not fit sessions.
     """
     if session is None:
         if size is None:

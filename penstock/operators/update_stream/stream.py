@@ -51,7 +51,7 @@ class UpdateStream:
     weight : str, optional
         A numeric column with the weight of the key: positive, finite numbers.
     deleted : str, optional
-        A boolean column without nulls that marks deletes, if the records of keys keep these marks.
+        A boolean column without nulls that marks deletes. If given, the records of keys keep these marks.
     classes : KeyClasses, optional
         The classes of keys that a freshness contract distinguishes.
     costs_by_key : bool

@@ -61,7 +61,7 @@ class OpenDatabase:
     location, recovery, commit_interval, partitions, ranges
         See `Database.open`.
     follower : LogFollower, optional
-        A replica's copy of the tables. With it, most of the recovery is not needed.
+        A replica's copy of the tables, which makes recovery short.
     evaluation, design, predictor, speculate
         See `Database.open`.
 
@@ -190,10 +190,7 @@ class OpenDatabase:
                     self._log.checkpoint(self._state)
 
     def _perform(self, call: Call, change: Callable[[], T], *harmless: type[Exception]) -> T:
-        """Change the tables and log the call.
-
-        If `change` raises an error in `harmless`, the tables are unchanged.
-        """
+        """Change the tables and log the call; an error in `harmless` leaves the tables unchanged."""
         with self._abandon_on_error(*harmless):
             result = change()
         speculated = speculated_calls(self._state)
@@ -326,7 +323,7 @@ class OpenDatabase:
         Raises
         ------
         InvalidUsageError
-            If the database is closed. Errors that `call` would raise are raised by the future.
+            If the database is closed. The future raises the errors of `call`.
         """
         self._programs.check_call(procedure, positional, attributes)
         with self._lock:
@@ -344,7 +341,7 @@ class OpenDatabase:
         Parameters
         ----------
         requests : pyarrow.Table
-            For each request, its id, the procedure, and the arguments as a JSON object; see
+            Each has an id, the procedure, and the arguments as a JSON object; see
             `penstock.procedures.requests.messages.REQUESTS`.
 
         Raises

@@ -1,13 +1,14 @@
 """Panes of windows of time whose rows may delete their group.
 
 A delete removes the older rows of its group, and rows of equal time that arrived before it. So a window
-aggregates the rows after its newest delete; if there are none, its result is a delete. Windows that end
-before a delete do not contain it, and keep their rows.
+aggregates the rows after its newest delete. If no row follows that delete, the window's result is a delete. A
+window that ends before a delete does not contain it, and keeps its rows.
 
-What a delete removes depends on the order of single rows. So rows wait until the watermark has passed their
-pane. Then the rows after the pane's last delete, or this delete if no row follows it, are folded into the
-pane's partials. The partial `DeletingLayout.mark` records which of the two was folded. A window begins at
-its last pane with a delete. A row is late if the watermark has passed its pane.
+What a delete removes depends on the exact order of rows. So rows wait until the watermark has passed their
+pane. Then the rows after the pane's last delete are folded into the pane's partials. If no row follows that
+delete, the delete itself is folded. The partial `DeletingLayout.mark` records which of the two was folded. A
+window ignores all panes before its last pane with a delete. A row is late if the watermark has passed its
+pane.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def skip_deleted(layout: DeletingLayout, values: pa.RecordBatch, low: Integers, 
     Returns
     -------
     int64 array
-        The first entry of each window: the entry after its last delete, or this delete if nothing follows it.
+        The first entry of each window: the entry after its last delete, or the delete itself if no entry
+        follows it.
     """
     marks = values.column(layout.mark).to_numpy()
     last = np.maximum.accumulate(np.where(marks != layout.NO_DELETE, np.arange(len(marks)), -1))[high - 1]
@@ -59,7 +61,7 @@ def skip_deleted(layout: DeletingLayout, values: pa.RecordBatch, low: Integers, 
 class DeletingPanes(TimePanes):
     """The pane partials of time windows with deletes; inputs are `DeletingLayout.arriving`.
 
-    Watermarks are passed as times and stored as panes.
+    `run` takes watermarks as times; the state stores them as panes.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class DeletingPanes(TimePanes):
         self._add([PanePartials(ids[begins], panes[begins], values)])
 
     def live_groups(self) -> npt.NDArray[np.bool_]:
-        """Mark the groups that have tuples in these panes, by group number."""
+        """Return a mask, by group number, of the groups that have tuples in these panes."""
         groups = [self._waiting.column(name) for name in self._deletes.groups.names]
         ids = self._index.find(self._codec.encode(groups, self._waiting.num_rows))
         live = self._has_partials()

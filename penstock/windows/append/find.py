@@ -53,8 +53,8 @@ def _pieces(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Divide windows into about `count` pieces, each a range of entries and a range of windows.
 
-    Only large groups are divided. Neighbouring pieces of a group share the entries of overlapping windows, so
-    a piece is at least half a window long.
+    Only large groups are divided. Neighbouring pieces of a group both have the entries of windows that
+    overlap. To limit this, a piece is at least half a window long.
     """
     most = -(-len(ids) // max(count, 1))
     cuts = {0, len(ids)}
@@ -78,7 +78,7 @@ def _pieces(
 
 
 def _max_windows(spec: WindowSpec, ids: Integers, panes: Integers, first: int, last: int) -> int:
-    """Return an upper bound of the number of windows; count the windows if a simple bound is far too high."""
+    """Return an upper bound of the number of windows; if a simple bound may be far too high, count them."""
     most = (int(ids[-1] - ids[0]) + 1) * (last - first + 1)
     if most <= _MAX_WINDOWS_PER_ENTRY * len(ids):
         return most

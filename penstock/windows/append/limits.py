@@ -20,13 +20,14 @@ class PaneLimits:
     min_entries_for_stacks : int
         Minimum number of entries for which stacks are built.
     min_sharing_for_stacks : int
-        Minimum ratio of window length to the advance of a micro-batch for which stacks are built.
+        Minimum ratio of the window length to the time that a micro-batch advances, for which stacks are
+        built.
     min_silent_groups : int
-        Groups without entries are forgotten if there are more of them than this number ...
+        Groups without entries are forgotten if there are more of them than this ...
     groups_per_live : int
-        ... plus this number per group with entries. The remaining groups are then renumbered.
+        ... plus this many for each group with entries. Then the remaining groups are renumbered.
     front_slack : int
-        The front of stacks is compacted when it has this many times the needed entries.
+        The front of the stacks is compacted when it has this many times the entries that it needs.
     min_repeats_to_combine : int
         Kept entries of one pane and group are combined only if more entries than this arrived for panes that
         already had entries.

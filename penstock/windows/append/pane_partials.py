@@ -99,9 +99,9 @@ class WindowRanges:
     known : int64 array
         Numbers of the groups that have windows.
     of, windows : int64 arrays
-        Per window, the index of its group in `known`, and the window number.
+        For each window, the index of its group in `known`, and the window number.
     low, high : int64 arrays
-        Per window, the range of its partials.
+        For each window, the range of its partials.
     """
 
     entries: PanePartials
@@ -118,14 +118,14 @@ def empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def is_narrow(span: int, rows: int, free_span: int = FREE_SPAN) -> bool:
-    """Return whether a range of numbers is narrow enough for an array with an element per number."""
+    """Return whether a range of numbers is narrow enough for an array with one element for each number."""
     return span <= _MAX_SPAN_PER_ROW * rows + free_span
 
 
 def sort_order(values: Integers, order: Integers, *, free_span: int = FREE_SPAN) -> Integers:
     """Return the order of rows by value; equal values keep the order `order`.
 
-    Narrow ranges take a counting sort.
+    If the range of values is narrow, a counting sort is used.
     """
     if not len(values):
         return order

@@ -43,8 +43,8 @@ DEFAULT_LIMITS: Final = PaneLimits()
 class Panes(ABC):
     """The pane partials that open windows need. Not thread-safe; one task at a time uses it.
 
-    `run` emits windows when they close. `finalize_panes` emits panes when they become final. A caller uses
-    only one of the two.
+    `run` returns windows when they close. `finalize_panes` returns panes when they become final. A caller
+    uses only one of the two methods.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class Panes(ABC):
 
     @abstractmethod
     def _close(self) -> Iterator[WindowRanges] | None:
-        """Return the windows that close; None if there are no partials."""
+        """Return the windows that the watermark closes; None if there are no partials."""
 
     @abstractmethod
     def _discard(self) -> None:
@@ -177,7 +177,7 @@ class Panes(ABC):
 
     @abstractmethod
     def delta(self) -> PUnit:
-        """Return the partials that were added since the last call and are still needed, to be stored."""
+        """Return, to be stored, the partials that were added since the last call and are still needed."""
 
     @abstractmethod
     def snapshot(self) -> Iterator[PUnit]:
@@ -211,7 +211,7 @@ class Panes(ABC):
         return int(np.count_nonzero(self._has_partials()))
 
     def live_groups(self) -> npt.NDArray[np.bool_]:
-        """Mark the groups that have tuples in these panes, by group number."""
+        """Return a mask, by group number, of the groups that have tuples in these panes."""
         return self._has_partials()
 
     def hashes_of(self, ids: Integers) -> Words:

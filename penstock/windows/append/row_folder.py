@@ -1,4 +1,4 @@
-"""Fold rows of groups into the partials of their panes, in a bucket."""
+"""Fold the rows of a pane and group into partials, inside a bucket."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def slide(
 ) -> pa.RecordBatch:
     """Combine the partials of ranges of entries.
 
-    Integer sums are differences of running sums, which are exact. All other partials use two stacks, so
-    floats are never subtracted. The cost of a range does not depend on its length.
+    Sums of integers are computed as differences of running sums, which are exact. All other partials use two
+    stacks, so floats are never subtracted. In both cases, the cost of a range does not depend on its length.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ def slide(
     low, high : int64 arrays of m
         Bounds of non-empty ranges, which increase within a group.
     closing : bool
-        Whether the ranges are windows, whose partials are final. If false, each entry is in exactly one
-        range.
+        Whether the ranges are windows, so that sets and sketches become their counts. If false, each entry is
+        in exactly one range.
     reads : container of str, optional
         The partials to compute; all by default.
 
@@ -108,7 +108,7 @@ def slide(
 
 
 def partials_of_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert entries that cover whole windows to windows: replace sets and theta sketches by their counts.
+    """Convert entries that cover whole windows: replace sets and theta sketches by their counts.
 
     Parameters
     ----------
@@ -132,12 +132,12 @@ def partials_of_windows(partials: Sequence[Partial], entries: pa.RecordBatch) ->
 
 
 def type_of_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
-    """Map the type of an entry's partial to the window's type: sets and theta sketches become counts."""
+    """Return the type that a partial has in a window, where sets and theta sketches are counts."""
     return pa.int64() if partial.kind in ("distinct", "sketch") else kind
 
 
 def _have_values(column: _Column, low: Integers, high: Integers) -> npt.NDArray[np.bool_] | None:
-    """Mark the ranges that have a value; None if all have."""
+    """Return a mask of the ranges that have a value; None if all have one."""
     if not column.null_count:
         return None
     valid = column.is_valid().to_numpy(zero_copy_only=False)

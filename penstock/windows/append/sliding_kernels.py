@@ -105,7 +105,7 @@ def find_runs(ids: Any, panes: Any, starts: Any) -> int:
 
 @kernel
 def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
-    """Find the first pane not below `least` in each sorted range ``[at, ends)``."""
+    """Write to `out`, for each sorted range ``[at, ends)``, the position of the first pane >= `least`."""
     for i in range(at.shape[0]):
         j = at[i]
         while j < ends[i] and panes[j] < least:
@@ -124,7 +124,7 @@ def lay_out(values: Any, low: Any, high: Any, at: Any, out: Any) -> None:
 
 @kernel
 def _divide(pane: int, slide: int) -> int:
-    """Return ``pane // slide``; skip the slow division in the common case."""
+    """Return ``pane // slide``; skip the slow division if the slide is 1."""
     return pane if slide == 1 else pane // slide
 
 
@@ -175,12 +175,12 @@ def find_windows(
     group_ids : int64 array
         Output: the groups that have a window.
     of, windows, low, high : int64 arrays
-        Output per window: the index of its group in `group_ids`, its number, and its range of entries.
+        Output, for each window: the index of its group in `group_ids`, its number, and its range of entries.
 
     Returns
     -------
     int, int
-        Number of groups and of windows. The output arrays have room for them.
+        Number of groups and of windows. The output arrays must have room for them.
     """
     n = ids.shape[0]
     groups, count, i = 0, 0, 0
@@ -216,7 +216,7 @@ def find_windows(
 
 @kernel
 def number_window_groups(groups: Any, starts: Any, least: int, span: int, out: Any) -> None:
-    """Assign window-group numbers to rows: indices, from 1 on, into a table of groups by starts.
+    """Assign window-group numbers to rows: positions, from 1 on, in the table of all groups by all starts.
 
     Parameters
     ----------
@@ -290,7 +290,8 @@ def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
     ----------
     values : array of n
     low, high : int64 arrays of m
-        Bounds of non-empty ranges of `values`. Both increase; a new group begins after the previous group.
+        Bounds of non-empty ranges of `values`. Within a group, both bounds increase. The ranges of a group
+        begin after the ranges of the previous group.
     suffix : array of n
         Buffer for the front stack.
     out : array of m
@@ -348,7 +349,7 @@ def slide_extreme(values: Any, greatest: bool, low: Any, high: Any, suffix: Any,
 
 @kernel
 def slide_first(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
-    """Find the first row with the least time of each range, which is in the first pane of the range."""
+    """Find, in the first pane of each range, the first row with the least time."""
     for i in range(low.shape[0]):
         best = low[i]
         j = best + 1
@@ -361,7 +362,7 @@ def slide_first(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
 
 @kernel
 def slide_last(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
-    """Find the last row with the greatest time of each range, which is in the last pane of the range."""
+    """Find, in the last pane of each range, the last row with the greatest time."""
     for i in range(low.shape[0]):
         best = high[i] - 1
         j = best - 1
@@ -382,7 +383,7 @@ def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> N
         Numbers of values. Negative numbers are not counted.
     low, high : int64 arrays of m
     counts : int64 array
-        Scratch memory: counts by value number, all zero before and after.
+        Scratch memory for counts by value number; all zero before and after the call.
     out : int64 array of m
     """
     lo, hi, count = 0, 0, 0

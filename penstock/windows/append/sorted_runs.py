@@ -61,7 +61,7 @@ class GroupRanges:
         return int((self.high - self.low).sum())
 
     def split(self, pane: int) -> tuple[GroupRanges, GroupRanges]:
-        """Split every range into the panes before `pane` and the panes from `pane` on."""
+        """Split every range into the entries before `pane` and the entries from `pane` on."""
         at = np.empty(len(self.low), np.int64)
         sliding_kernels.skip(self.entries.panes, self.low, self.high, pane, at)
         return replace(self, high=at), replace(self, low=at)
@@ -70,7 +70,7 @@ class GroupRanges:
 def concat_by_group(spans: Sequence[GroupRanges]) -> PanePartials:
     """Concatenate ranges (at least one) group by group.
 
-    Each entry is copied once. The overhead is a few nanoseconds per group and range.
+    Each entry is copied once; each group of a range costs a few more nanoseconds.
     """
     there = [span for span in spans if len(span)] or [spans[0]]
     if len(there) == 1 and len(there[0]) == len(there[0].entries):
@@ -126,7 +126,8 @@ def _bits(array: pa.Array[Any]) -> npt.NDArray[Any]:
 def merge_sorted(parts: Iterable[PanePartials], *, free_span: int = FREE_SPAN) -> PanePartials:
     """Merge sorted parts into one; equal entries keep the order of parts.
 
-    If there are few groups (`is_narrow`), parts that follow each other are concatenated by group.
+    If group numbers are in a narrow range (`is_narrow`), parts whose panes follow each other are concatenated
+    group by group.
     """
     all_parts = list(parts)
     there = [part for part in all_parts if len(part)] or all_parts[:1]
@@ -199,8 +200,8 @@ def _select_first_of_groups(layout: WindowLayout, entries: PanePartials, pane: i
 class SortedRuns:
     """A buffer of entries in sorted parts.
 
-    When there are many entries of equal group and pane, they are combined. The cost is proportional to the
-    entries that arrive for panes that already have entries.
+    When many entries have the same group and pane, they are combined. The cost is proportional to the number
+    of entries that arrive for panes that already have entries.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """Two stacks that keep combined partials of shared panes from one micro-batch to the next.
 
-All windows that a micro-batch closes share the panes from the start of the last window to the end of the
-first: the **middle**. So a micro-batch needs three parts per group: one combined entry for the middle, the
-panes before it (leaving), and the panes after it (new). The middle comes from two stacks that outlive the
-micro-batch::
+All windows that a micro-batch closes contain the panes from the start of the last of these windows to the end
+of the first: the **middle**. So a micro-batch needs three parts for each group: one combined entry for the
+middle, the panes before the middle (leaving), and the panes after it (new). The middle comes from two stacks,
+which are kept from micro-batch to micro-batch::
 
                               border
                front            |         back              held
@@ -12,12 +12,13 @@ micro-batch::
       first start    last start                   first end          last end
 
 The **front** has a suffix for each entry: the entry combined with all later front entries of its group. The
-**back** has one total per group. Held panes move to the back when a window that contains them closes. The
-whole back becomes a new front when no pane of the old front is in all closing windows. So each entry is
-processed a fixed number of times, however long windows are, and nothing is ever subtracted from a partial.
+**back** has one total per group. New panes are held outside of the stacks until a window that contains them
+closes; then they move to the back. When no pane of the front is in all closing windows any more, the whole
+back becomes the new front. So each entry is processed a fixed number of times, however long windows are, and
+nothing is ever subtracted from a partial.
 
-Stacks exist only in memory and can be built from the entries, so a restored state starts without stacks.
-After the border is set, entries that arrive for panes before it stay among the held entries.
+Stacks exist only in memory and can be built from the entries, so a restored state starts without stacks. If
+an entry arrives for a pane before the border, it stays among the held entries.
 """
 
 from __future__ import annotations
@@ -89,11 +90,11 @@ class Stacks:
         return [concat_by_group([self._front]), *self._back.parts]
 
     def live(self) -> Integers:
-        """Return the groups that have an entry. A group may occur twice."""
+        """Return the groups that have an entry; a group may occur twice."""
         return np.concatenate([np.flatnonzero(self._front.low < self._front.high), self._total.ids])
 
     def close(self, held: PanePartials, first: int, last: int) -> tuple[PanePartials, PanePartials]:
-        """Return the entries of closing windows, and move entries of later windows to the back.
+        """Return the entries of closing windows; move entries that later windows need to the back.
 
         Parameters
         ----------
@@ -106,9 +107,9 @@ class Stacks:
         Returns
         -------
         needed : PanePartials
-            Sorted entries. The entries in a window's range, combined, are the window's partials.
+            Sorted entries. Combining the entries in a window's range gives the window's partials.
         left : PanePartials
-            Sorted entries that remain held. Some may be in no open window.
+            Sorted entries that remain held, possibly including some that no open window needs.
         """
         spec = self._layout.spec
         begin, start, following = spec.start(first), spec.start(last), spec.start(last + 1)

@@ -24,9 +24,9 @@ __all__ = ["TimePanes"]
 class TimePanes(Panes):
     """The pane partials of time windows; inputs are `WindowLayout.entry`.
 
-    A window closes for all groups when the watermark passes its end. So windows of silent groups also close
-    and leave no state. A partial is late if its pane is in no open window. All buckets of a micro-batch agree
-    on the open windows, even buckets without partials.
+    A window closes for all groups when the watermark passes its end. So windows of silent groups also close,
+    and such groups have no state after that. A partial is late if its pane is in no open window. In each
+    micro-batch, all buckets have the same open windows, even buckets without partials.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class TimePanes(Panes):
         return mask
 
     def _forget_silent(self) -> None:
-        """Renumber groups if many have no partials and there are no stacks, which also hold group numbers."""
+        """Renumber groups if many have no partials; not while there are stacks, which hold group numbers."""
         if self._stacks is None:
             super()._forget_silent()
 

@@ -1,9 +1,9 @@
 """Panes of a fixed number of rows per group.
 
-The rows of each group are numbered by time; equal times keep the order of arrival. A row gets its number
-when the watermark has passed its time. A row that arrives after that is late. Pane p has the rows from ``p *
-pane_rows`` on. So the panes of a group have no gaps, and a window is complete when its last pane is
-complete. Windows that would start before a group's first row do not exist.
+The rows of each group are numbered by time; equal times keep the order of arrival. A row gets its number when
+the watermark has passed its time. A row that arrives with a time that the watermark has already passed is
+late. Pane p has the rows from ``p * pane_rows`` on. So the panes of a group have no gaps, and a window is
+complete when its last pane is complete. Windows that would start before a group's first row do not exist.
 
 A bucket keeps the rows that the watermark has not passed, the count of numbered rows per group, and the
 entries of panes that a window still needs. The counts determine the closed windows, so closed windows are not
@@ -73,7 +73,7 @@ class CountPanes(Panes):
 
     @property
     def border(self) -> int | None:
-        """Always None, because groups are at different panes."""
+        """Always None, because different groups are at different panes."""
         return None
 
     @property
@@ -172,7 +172,7 @@ class CountPanes(Panes):
         return entries.panes >= needed[entries.ids]
 
     def _forget(self) -> None:
-        """Do nothing: the row counts depend on the group numbers, so groups keep them."""
+        """Do nothing, because the row counts are indexed by group numbers, which must stay."""
 
     # --------------------------------------------------------------------------------------- state
 

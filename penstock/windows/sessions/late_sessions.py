@@ -1,4 +1,4 @@
-"""The sessions that a micro-batch dropped, and the rows in them."""
+"""The late sessions of a micro-batch, and the rows in them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LateSessions:
     def mark_rows(
         self, codec: GroupCodec, groups: Sequence[pa.Array[Any]], times: Integers
     ) -> npt.NDArray[np.bool_]:
-        """Mark the rows, with groups and times, that are in these sessions."""
+        """Return a mask of the rows, given by groups and times, that are in these sessions."""
         index, count = KeyIndex(), len(self.firsts)
         session_ids = index.find_or_add(codec.encode(self.groups, count))
         ids = np.concatenate([session_ids, index.find(codec.encode(groups, len(times)))])

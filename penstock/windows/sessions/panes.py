@@ -2,12 +2,11 @@
 
 The map side makes fragments of panes that are at most a gap long. Two events in one pane are less than a gap
 apart, so all events of a fragment belong to one session. A fragment has the times of its first and last
-event. A bucket combines fragments whose distance is less than the gap; it keeps one entry for each open
-session.
+event. A bucket combines fragments that are less than a gap apart, and keeps one entry for each open session.
 
-A session closes when the watermark is at least a gap past its last event, because no later event that is in
-time can continue it. An event older than the watermark is used if it belongs to an open session, or makes a
-session that is still open. Otherwise it is late.
+A session closes when the watermark is at least a gap past its last event. From then on, every event that
+could continue the session is late. An event older than the watermark is used in two cases: it belongs to an
+open session, or it makes a session that is still open. Otherwise the event is late.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ class SessionPanes(Panes):
         return iter(self._snapshot_units(self._held.parts))
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply p-units in order. The watermark of each unit determines which entries belong together."""
+        """Apply p-units in order. The watermark of each unit determines which entries form one session."""
         for kind, same in groupby(units, key=lambda unit: unit.kind):
             if kind == "snapshot":
                 self._held.replace(PanePartials.none(self._layout))

@@ -15,8 +15,8 @@ __all__ = ["find_sessions"]
 def find_sessions(ids: Any, firsts: Any, lasts: Any, gap: int, starts: Any) -> int:
     """Find the starts of sessions among sorted entries; return the number of sessions.
 
-    An entry begins a session if it is the first of its group, or if all earlier entries of its group are at
-    least `gap` older.
+    An entry begins a session if it is the first of its group, or if the last events of all earlier entries of
+    its group are at least `gap` older.
 
     Parameters
     ----------

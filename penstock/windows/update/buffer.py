@@ -53,7 +53,7 @@ class WindowBuffers:
     eager : bool
         Whether the queue is in eager mode, where a window may be committed before it is complete.
     before_first : int
-        The last window that does not exist; NEVER if all windows exist.
+        The window before the first window that exists; NEVER if there is no first window.
     block_rows, page_blocks : int
         Locations in a block, and blocks in a page.
     """
@@ -109,7 +109,7 @@ class WindowBuffers:
         return True
 
     def is_idle(self, ids: Integers) -> npt.NDArray[np.bool_]:
-        """Mark the keys with no window that waits, is under processing, or may still become complete."""
+        """Mark the idle keys: no window waits, is being served, or may still become complete."""
         of = self.key_rows[ids]
         idle = (of[:, zones.NEWEST] != zones.NEVER) & (of[:, zones.CANDIDATE] == zones.NEVER)
         idle &= (of[:, zones.SERVICE] == transitions.FREE) & (of[:, zones.IN_SERVICE] == 0)
@@ -145,7 +145,7 @@ class WindowBuffers:
         self.registers[zones.SPARE] = 0
 
     def put(self, locations: Integers, rows: pa.RecordBatch) -> None:
-        """Write the payload of the entries that still have a location."""
+        """Write the payload of entries to their locations, unless an entry has lost its location."""
         if not self.payload:
             return
         entries = np.flatnonzero(locations >= 0)
@@ -175,7 +175,7 @@ class WindowBuffers:
     def find(
         self, ids: Integers, begins: Integers, ends: Integers, *, fresh: bool = False
     ) -> tuple[Integers, Integers]:
-        """Return the locations of each key's panes in [begin, end), and the bounds per key.
+        """Return the locations of each key's panes in [begin, end), and the bounds of each key's locations.
 
         Parameters
         ----------
@@ -220,7 +220,7 @@ class WindowBuffers:
     def restore(
         self, ids: Integers, key_rows: Mapping[str, Integers], rows: pa.RecordBatch, *, replace: bool
     ) -> None:
-        """Restore keys from the output of `store`: the whole state if `replace`, otherwise new tuples."""
+        """Restore keys from the output of `store`: with `replace` their whole state, otherwise new tuples."""
         for name, column in _STORED.items():
             self.key_rows[ids, column] = key_rows[name]
         places, panes, marks = (rows.column(name).to_numpy() for name in OWN_COLUMNS)
@@ -239,7 +239,7 @@ class WindowBuffers:
             self.put(locations, pa.RecordBatch.from_arrays(rows.columns[3:], self.payload.names))
 
     def account_restored(self, booked_us: int) -> None:
-        """Derive the state that is not stored, from the stored state."""
+        """Compute the state that is not stored from the stored state."""
         key_rows = self.key_rows
         key_rows[:, [zones.QUEUE_BOOKED, zones.APPLICATION_BOOKED, zones.DELIVERED]] = booked_us
         key_rows[:, [zones.IN_SERVICE, zones.DIRTY]] = 0

@@ -1,12 +1,12 @@
 """Groups that leave the state of lazy and eager windows after their time to live without tuples.
 
-The clock is the watermark. A group leaves at the end of the first micro-batch in which its newest pane ended
-at least the time to live before the watermark, and none of its windows waits or may still become complete.
-Later tuples of the group are in later panes. So a group that returns makes the same windows as if it had
-stayed, and no additional tuple is late.
+The watermark is the current time. A group leaves at the end of the first micro-batch in which two conditions
+hold: its newest pane ended at least the time to live before the watermark, and none of its windows waits or
+may still become complete. Later tuples of the group are in later panes. So if the group returns, its windows
+are the same as if it had stayed, and no additional tuple is late.
 
-Nothing is stored for a group that left: stored idle groups whose newest pane is at or before the stored
-*horizon* are ignored. As in queues (`penstock.operators.queues.expiry`), a pass over all groups finds the
+Nothing is stored when a group leaves: a reader ignores stored idle groups whose newest pane is at or before
+the stored *horizon*. As in queues (`penstock.operators.queues.expiry`), a pass over all groups finds the
 candidates for the next 16th of the time to live.
 """
 
@@ -88,7 +88,7 @@ class GroupLives:
         self.renumber()
 
     def renumber(self) -> None:
-        """Forget the candidates, because groups have new numbers; the next `find` passes over all groups."""
+        """Forget the candidates after groups got new numbers; the next `find` passes over all groups."""
         self._limit = NEVER
 
     def advance(self, border: int | None) -> None:
@@ -102,7 +102,7 @@ class GroupLives:
         Parameters
         ----------
         held : bool array
-            The groups, by number, that have tuples whose pane the watermark has not passed.
+            Indexed by group number: whether the group has tuples whose pane the watermark has not passed.
         """
         if self.horizon == NEVER:
             return np.zeros(0, np.int64)

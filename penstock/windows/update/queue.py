@@ -1,7 +1,8 @@
 """The window queue: only the most recent window of each key waits (UpStream §6.2, §7.2).
 
-Entries are panes of numbered keys. A key has states of the Key Transition Graph (UpStream Fig. 10). It can be
-in WAIT and in READY or IDLE at once, because newer windows arrive while an older window is processed::
+Entries are panes of numbered keys. A key has states of the Key Transition Graph (UpStream Fig. 10). A key can
+be in WAIT and at the same time in READY or IDLE, because newer windows arrive while an older window is
+processed::
 
     state  at       condition                                     next
     -----  -------  --------------------------------------------  ------------------------------------
@@ -23,10 +24,10 @@ recent window is the window that started last (MRU_E), complete or not. In both 
 
 A window buffer has two sides in one list of zones (`penstock.windows.update.zones`): the dequeue side has the
 tuples of the committed window, from DF to WE, and the enqueue side has the tuples from WS to ET. Tuples on
-both sides are stored once. There are three departures from the source. A window is closed by its last pane,
-by a later pane of the key or by the watermark, so windows of silent keys also close. A `win_spec` above 0 is
-the distance to the window's end, because pane numbers may be negative. A key that waits while it is under
-processing keeps its place, and the keys after it are served first.
+both sides are stored once. There are three departures from the paper. First, a window is closed by its last
+pane, by a later pane of the key or by the watermark, so windows of silent keys also close. Second, a
+`win_spec` above 0 is the distance to the window's end, because pane numbers may be negative. Third, if a key
+waits while its committed window is being served, it keeps its place, and the keys after it are served first.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ class WindowQueue:
     """A window queue. In Spark, each instance is one bucket of the whole queue.
 
     Not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any number of times,
-    then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. Enqueuing a
-    batch has the same effect as enqueuing its entries one at a time, except for the order of keys. In a
-    batch, linecutting measures other intervals between window updates, and a key's last share also applies
-    to the key's earlier entries.
+    then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. Enqueuing a batch
+    has the same effect as enqueuing its entries one at a time, except for the order of keys: linecutting
+    measures other intervals between window updates, and a key's last share also applies to the key's earlier
+    entries.
 
     Parameters
     ----------
@@ -82,12 +83,12 @@ class WindowQueue:
     policy : Policy
         The policy that chooses the next key.
     cost_us : float, optional
-        The time that serving one window takes, for linecutting; measured (`observe_cost`) by default.
+        The time to serve one window, for linecutting; by default it is measured by `observe_cost`.
     weighted : bool
         Whether the scheduler uses weights, given to `enqueue` as shares.
     first_pane : int, optional
-        Windows that start before this pane do not exist. By default a key's first pane is also in windows
-        that start before the key's first pane.
+        Windows that start before this pane do not exist. By default windows may start before the first pane
+        of a key.
     block_rows, page_blocks : int
         Locations in a block (FLCZ), and blocks in a page of the paged memory.
     unit_rows : int
@@ -163,7 +164,7 @@ class WindowQueue:
 
     @property
     def servable(self) -> int:
-        """Number of keys that an unlimited `dequeue` would serve. Calls make progress while it is above 0."""
+        """Number of keys that an unlimited `dequeue` would serve; above 0, `dequeue` makes progress."""
         registers = self.buffers.registers
         return len(self) - int(registers[zones.HELD]) + int(registers[zones.READIES])
 
@@ -206,8 +207,8 @@ class WindowQueue:
     ) -> EnqueuedPanes:
         """Enqueue entries in order, then advance the watermark.
 
-        Keys whose windows are completed only by the watermark begin to wait after the keys of the entries,
-        ordered by window end and then by key number.
+        First the keys of the entries begin to wait. Then the keys whose windows only the watermark completes
+        begin to wait, ordered by window end and then by key number.
 
         Parameters
         ----------
@@ -252,8 +253,8 @@ class WindowQueue:
 
         Lazy mode serves the newest complete window of up to `limit` keys, in policy order. Eager mode first
         serves committed windows that are complete, in the order in which their keys became READY. Then it
-        commits to windows of more keys: at most `limit` minus the number of complete windows that remain. It
-        serves the complete windows among them. Call it while `servable` > 0.
+        commits to more windows, at most `limit` minus the number of unserved complete windows, and serves
+        those that are complete. Call `dequeue` while `servable` > 0.
         """
         limit, buffers = max(limit, 0), self.buffers
         with buffers.state() as state:
@@ -287,9 +288,9 @@ class WindowQueue:
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Count the staleness up to now; return queue and application staleness since the last call.
 
-        Queue staleness of a key starts at the first window end (lazy) or window start (eager) since the key
-        was dequeued. Application staleness starts at the end of the oldest complete window that is newer
-        than the delivered window (UpStream §6.1.2, §6.2.2).
+        Queue staleness of a key starts at the first window end (in lazy mode) or window start (in eager mode)
+        since the key was dequeued. Application staleness starts at the end of the oldest complete window that
+        is newer than the delivered window (UpStream §6.1.2, §6.2.2).
         """
         begin = now_us if self._settled_at is None else self._settled_at
         key_rows = self.buffers.key_rows
@@ -331,7 +332,7 @@ class WindowQueue:
         units : iterable of PUnit
             Units from `delta` and `snapshot`.
         keys : int
-            Number of keys, which is above all key numbers.
+            Number of keys; all key numbers are below it.
 
         Raises
         ------
@@ -418,7 +419,7 @@ class WindowQueue:
             self.scheduler.reserve(len(self.buffers.key_rows))
 
     def _arrive(self, events: Integers, now_us: int) -> None:
-        """Pass to the scheduler the keys that begin to wait, or continue to wait with a newer window."""
+        """Tell the scheduler which keys begin to wait, or continue to wait with a newer window."""
         registers = self.buffers.registers
         ids, resident = events[: registers[zones.EVENTS]].T
         registers[zones.EVENTS] = 0

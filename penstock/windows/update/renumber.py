@@ -1,4 +1,4 @@
-"""P-units of a window queue whose keys get new numbers."""
+"""Give new numbers to the keys in a window queue's p-units."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def renumber_cells(
     unit : PUnit
         The unit, with the blocks ``cells`` and ``rows``.
     rows : pyarrow.RecordBatch
-        The tuples, which may have a newer form than the tuples of `unit`.
+        The tuples to use instead of those in `unit`; they may have more or wider columns.
     stored, numbers : int64 arrays
         Stored numbers, and the new number of each.
 

@@ -25,7 +25,7 @@ class KeyState(StrEnum):
 
 
 class DeliverableWindows(Protocol):
-    """Served windows whose results can be delivered."""
+    """The parts of served windows that `deliver` needs."""
 
     @property
     def ids(self) -> Integers:
@@ -53,8 +53,8 @@ class EnqueuedPanes:
     completed : int
         Windows that became complete.
     disregarded : int
-        Complete windows that were replaced by a newer window, and so are not emitted. Some became complete in
-        earlier calls. At any time every completed window is either emitted, disregarded, waiting or
+        Complete windows that a newer window replaced, so that they are not emitted. Some of them became
+        complete in earlier calls. At any time, every completed window is emitted, disregarded, waiting or
         committed.
     """
 

@@ -78,7 +78,7 @@ class WindowScheduler:
         cost_us: float | None,
         under_way: Integers,
     ) -> None:
-        """Add keys, one after the other; keys that already wait have a newer window.
+        """Add keys, one after the other. A key that already waits now waits with a newer window.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class WindowScheduler:
         self._queue.arrive(ids, waits, interval, cost, self._queue.load(under_way), shares, arrived_us)
 
     def line_up(self, ids: Integers, since_us: Integers, interval_us: Any) -> None:
-        """Let keys wait in this order, each since its time; the keys did not wait before."""
+        """Let keys that did not wait begin to wait, in this order; `since_us` is when each began."""
         shares = self._shares[ids] if self._weighted else None
         waits = np.zeros(len(ids), np.bool_)
         self._queue.arrive(ids, waits, interval_us, np.inf, 0, shares, since_us)
@@ -141,7 +141,8 @@ class WindowScheduler:
         Parameters
         ----------
         columns : mapping
-            With ``since_us``, the time at which each waiting key began to wait.
+            The output of `store`. The column ``since_us`` is the time at which each waiting key began to
+            wait.
         """
         if self.policy.uses_rates:
             self._seen_us[ids] = columns["seen_us"]

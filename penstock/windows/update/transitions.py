@@ -101,7 +101,7 @@ def _is_update(window: int, last: int) -> bool:
 
 @kernel
 def _do_promote(k: int, state: State) -> bool:
-    """Return whether a key becomes READY when its committed window gets a tuple or is complete."""
+    """Return whether a key becomes READY once its committed window gets a tuple or is complete."""
     key_rows, _, _, _, _, _ = state
     return key_rows[k, SERVICE] == IDLE
 
@@ -232,7 +232,7 @@ def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> 
 
 @kernel
 def _start(k: int, pane: int, now_us: int, events: Integers, state: State) -> None:
-    """If `pane` starts a window of an eager key, empty the enqueue side; the key waits with this window."""
+    """If `pane` starts a window of an eager key, empty the enqueue side, and let the key wait with it."""
     key_rows, _, registers, _, _, _ = state
     window = _mru_e(pane, registers[SLIDE])
     newest = key_rows[k, NEWEST]
@@ -265,11 +265,11 @@ def enter(
     watermark : int
         The watermark before these entries.
     events : int64 array of shape (2 n, 2)
-        Output: each key that begins to wait or continues to wait with a newer window, and whether it waited
-        before.
+        Output: each key that begins to wait, or continues to wait with a newer window; and whether the key
+        waited before.
     locations : int64 array
-        Output: location of each entry. The caller writes the entry's payload to this location if the slot
-        still names the entry at the end.
+        Output: the location of each entry. At the end, the caller writes the payload of each entry whose slot
+        still names this entry.
     """
     key_rows, _, registers, _, _, _ = state
     size, slide = registers[SIZE], registers[SLIDE]
@@ -304,7 +304,7 @@ def enter(
 
 @kernel
 def sweep(ids: Integers, watermark: int, now_us: int, events: Integers, state: State) -> None:
-    """Complete the windows of due keys that the watermark completes."""
+    """Complete the windows that the watermark completes, of keys that are due."""
     for i in range(ids.shape[0]):
         _close(ids[i], watermark, now_us, events, state)
         _trim(ids[i], state)
@@ -363,7 +363,7 @@ def serve_ready(limit: int, state: State) -> Integers:
 
 @kernel
 def put_back(ids: Integers, replace: bool, state: State) -> None:
-    """Drop the tuples of each key that its stored key row no longer needs.
+    """Drop the tuples of each key that, by its stored key row, are no longer needed.
 
     If `replace`, drop all tuples of the key.
     """
@@ -390,7 +390,7 @@ def append_stored(ids: Integers, panes: Integers, marks: Integers, locations: In
 
 @kernel
 def line_up(ids: Integers, state: State) -> None:
-    """Append stored READY keys to upq, in this order."""
+    """Append stored READY keys to the keys under processing (upq), in this order."""
     key_rows, _, registers, _, _, _ = state
     for i in range(ids.shape[0]):
         registers[LAST_RANK] = key_rows[ids[i], READY_RANK] - 1

@@ -71,8 +71,8 @@ class UpdateWindows:
     policy : Policy
         The policy that chooses the next group.
     weights : str or KeyWeights, optional
-        Weights of groups: a column of the layout, whose value in the newest pane is used, or weights by group
-        value.
+        Weights of groups: weights by group value, or a column of the layout, of which the value in the newest
+        pane is used.
     ttl : int, optional
         How long a group lives without tuples, in panes; see `penstock.windows.update.group_lives`.
     forgetting : ForgetRule, optional
@@ -199,8 +199,8 @@ class UpdateWindows:
         ------
         InvalidUsageError
             If the weight of an entry is not a positive, finite number. In this case no entry is enqueued. A
-            weight applies when its pane is final, but the check is on arrival, before the entry is in the
-            state.
+            weight applies when its pane is final, but this method checks it at once, before the entry is in
+            the state.
         """
         if isinstance(self.weights, str):
             arriving = self._layout.arriving_column(self.weights)
@@ -294,7 +294,7 @@ class UpdateWindows:
         return {"rows": self.keys, **named, **controller}
 
     def _alive(self) -> npt.NDArray[np.bool_]:
-        """Mark the groups that have not left, by number."""
+        """Return a mask, by group number, of the groups that have not left."""
         alive = self._panes.live_groups()
         rows = self._queue.buffers.key_rows[: len(alive), NEWEST]
         alive[: len(rows)] |= rows != NEVER
@@ -309,7 +309,7 @@ class UpdateWindows:
         return self._lives.find(self._queue.buffers, held)
 
     def _forget_gone(self) -> None:
-        """Reset groups that left to the state of new groups."""
+        """Reset groups that have left to the state of new groups."""
         self._queue.buffers.forget(self._gone)
         self._queue.scheduler.forget(self._gone)
         self._gone = self._gone[:0]

@@ -2,12 +2,13 @@
 
 A *fixed-length contiguous zone* (FLCZ) is a block of consecutive locations of one page. A zone holds
 consecutive tuples of one key, between its dequeue offset and its enqueue offset. A key's window buffer is a
-doubly linked list of zones. Panes increase along the list and within a zone. This order is the source's
-``<'``, so pane numbers can replace the pointers `WS` and `WE`.
+doubly linked list of zones. Panes increase along the list and within a zone. This is the order ``<'`` of the
+paper, so pane numbers can replace the paper's pointers `WS` and `WE`.
 
 Blocks are the allocation unit of `PagedMemory`. Kernels cannot allocate, so the caller gives them a *stack*
-with the maximum number of blocks that a batch can need. Kernels push the blocks that they free, so that the
-same batch can use them again. The caller returns the remaining blocks to the memory.
+with the maximum number of blocks that a batch can need. Kernels push the blocks that they free onto this
+stack, so that the same batch can use them again. After the batch, the caller returns the remaining blocks to
+the memory.
 
 All kernels of a window queue get the same arrays, as one tuple (`State`)::
 

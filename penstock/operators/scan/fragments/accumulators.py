@@ -35,7 +35,7 @@ Column: TypeAlias = "pa.Array[Any]"
 
 
 class SlotRuns(NamedTuple):
-    """Runs of rows with the same slot: the starts of the runs, their slots, and the number of rows."""
+    """Runs of consecutive rows with the same slot: their starts, their slots, and the number of rows."""
 
     starts: npt.NDArray[np.int64]
     slots: Slots
@@ -120,7 +120,7 @@ def skip_nulls(slots: Slots, values: Column) -> Slots:
 
 
 class Nulls:
-    """Count the nulls of each slot. The count of a column is the slot's rows less these nulls."""
+    """Count the nulls of each slot; the caller subtracts them from the number of rows."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(1, np.int64)
@@ -144,7 +144,7 @@ class Nulls:
 
 
 class _Sum:
-    """Sums of floats. `_seen` is None until the first null, because every slot has a value until then."""
+    """Sums of floats; `_seen` is None until the first null, because then every slot has a value."""
 
     _sums: npt.NDArray[Any]
 
@@ -193,7 +193,7 @@ class _Sum:
 
 
 class _WholeSum(_Sum):
-    """Sums of integers, widened to two words once they might exceed 64 bits."""
+    """Sums of integers, which get two words once one of them might exceed 64 bits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ class _Extreme:
 
 
 class Row:
-    """The value of one row, of any type. Replaced values stay in memory until `result`."""
+    """The value of the first or last row of each slot; replaced values stay in memory until `result`."""
 
     def __init__(self, kind: pa.DataType, *, last: bool) -> None:
         self._kind, self._last = kind, last
@@ -407,7 +407,7 @@ class _Sketch:
             self._accumulator()
 
     def _accumulator(self) -> None:
-        """Drop the hashes that the sketches do not need."""
+        """Reduce the accumulated hashes to those that the sketches need."""
         added, self._added = self._added, []
         slots = np.concatenate([self._slots, *(owners for owners, _ in added)])
         hashes = np.concatenate([self._hashes, *(hashes for _, hashes in added)])

@@ -1,12 +1,12 @@
 """Kernels of the fragment function: find the slots of rows, and add values to slots.
 
-A **slot** is one pane and group. Slots are numbered from 1 in order of first appearance. Masked rows go to
-slot 0, so that kernels need no second check.
+A **slot** is one pane and group. Slots are numbered from 1 in order of first appearance. Rows that are not
+aggregated go to slot 0, so that kernels need not check the mask again.
 
-A stream is nearly ordered by time. So the hash table holds the groups of one pane at a time: an entry below
-the pane's first slot belongs to an earlier pane and is treated as free. The table is never cleared, and stays
-small enough for the first caches. If a pane returns, its groups get new slots, and the caller merges the
-duplicates.
+A stream is nearly ordered by time. So the hash table holds only the groups of the current pane. An entry
+below the first slot of this pane belongs to an earlier pane and counts as free. So the table never needs to
+be cleared, and it fits into the first caches. If rows of an earlier pane follow, its groups get new slots,
+and the caller merges the duplicates.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def find_slots_of_one(
     begin: int,
     slots: Any,
 ) -> int:
-    """Find slots like `find_slots`, for a group of one integer.
+    """Find slots as `find_slots` does, for groups of one integer column.
 
-    If groups are `numbered` from 0 on, each group has its own place in the table.
+    If groups are `numbered` from 0 on, the number of a group is its place in the table.
     """
     bits = _bits(table)
     size = table.shape[0] - 1
@@ -220,7 +220,7 @@ def find_slots(
 def find_runs(
     times: Any, steps: int, state: Any, panes: Any, begin: int, starts: Any, slots: Any
 ) -> tuple[int, int]:
-    """Find the runs of rows in one pane, without groups; return their number and the row after the last.
+    """Find runs of rows in one pane, without groups; return their number and the row after them.
 
     This works like `find_slots`, but writes one entry per run: its first row to `starts`, its slot to
     `slots`. The kernel ends early when `panes` is full. Most rows are in the pane of the previous row, so 32
@@ -269,7 +269,7 @@ def add_count_of_runs(starts: Any, slots: Any, rows: int, counts: Any) -> None:
 
 @kernel
 def add_whole_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
-    """Add integers to their slots, in any order that the compiler chooses."""
+    """Add integers to their slots. The order does not matter, so the compiler may vectorize the loop."""
     for r in range(starts.shape[0]):
         end = starts[r + 1] if r + 1 < starts.shape[0] else values.shape[0]
         run = values[starts[r] : end]
@@ -314,7 +314,7 @@ def add_sum(slots: Any, values: Any, out: Any) -> None:
 
 @kernel
 def bound_of(values: Any) -> Any:
-    """Return a number with as many bits as the integer of greatest magnitude."""
+    """Return a number that has as many bits as the value with the greatest magnitude."""
     bits = np.int64(0)
     for i in range(values.shape[0]):
         value = np.int64(values[i])
@@ -371,9 +371,9 @@ def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
 def keep_row(slots: Any, times: Any, last: bool, offset: int, best: Any, rows: Any) -> None:
     """Keep, for each slot, the row with the least or the greatest time.
 
-    With `last`, keep the row with the greatest time, and the last row if times are equal; otherwise keep the
-    row with the least time, and the first row if times are equal. `best` holds the times so far. `rows`
-    holds `offset` plus the number of the row, or -1 if the slot has no row yet.
+    With `last`, this is the row with the greatest time, and of equal times the last row. Otherwise it is the
+    row with the least time, and of equal times the first row. `best` holds the time of each slot's row so
+    far. `rows` holds the number of each slot's row plus `offset`, or -1 if the slot has no row yet.
     """
     for i in range(slots.shape[0]):
         slot, time = slots[i], np.int64(times[i])

@@ -99,7 +99,7 @@ class Fragmenter:
         mask : array of bool, optional
             The rows to fold; by default all.
         row_times : mapping of str to pyarrow.Array, optional
-            The times that order a ``first`` or ``last`` partial, if they are not `time`.
+            For a ``first`` or ``last`` partial that is not ordered by `time`: the times that order it.
         """
         if time.null_count:
             there = time.is_valid().to_numpy(zero_copy_only=False)
@@ -187,7 +187,7 @@ class Fragmenter:
 
     @property
     def _numbered(self) -> bool:
-        """Whether the number of a group is its place in the table. Changes only with a new table."""
+        """Whether the number of a group is its place in the table; changes only with a new table."""
         return len(self._codes) == 1 and not self._codes[0].direct and not self._hashed
 
     def _enter(self, size: int) -> None:
@@ -267,8 +267,8 @@ def _time_of(name: str) -> str:
 def merge_stretches(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """Merge the fragments of consecutive stretches of a stream into one per pane and group.
 
-    The stream is nearly ordered by time, so few panes are in several stretches. Only their fragments are
-    combined.
+    The stream is nearly ordered by time, so few panes are in several stretches. Only the fragments of these
+    panes are combined.
 
     Parameters
     ----------

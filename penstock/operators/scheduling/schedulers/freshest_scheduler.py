@@ -1,17 +1,17 @@
-"""An index policy for staleness: serve the keys whose service pays most per unit of cost.
+"""An index policy for staleness: serve first the keys whose service lowers staleness most per unit of cost.
 
 Staleness (UpStream §3.3), the time since a key's oldest unseen update arrived, is also known as the *age of
-synchronization*. To share one server among many keys, relax the problem as Whittle (1988) did: charge each
-service a price C, and let each key choose on its own when to pay it. Let a key have weight w and updates
-that arrive at random (Poisson) with a mean time 1/u between them. If the key is always served at staleness
-s, a cycle takes ``1/u + s`` on average and costs ``w s**2 / 2 + C``. Cost per time is least where ``C = w
-(s**2 / 2 + s / u)``. So at staleness s a service is worth
+synchronization*. One server is shared among many keys. Whittle (1988) relaxes such problems: each service has
+a price C, and each key chooses on its own when to pay this price. Let a key have weight w and updates that
+arrive at random (Poisson) with a mean time 1/u between them. If the key is always served at staleness s, the
+time from service to service is ``1/u + s`` on average, and the cost of this time is ``w s**2 / 2 + C``. The
+cost per unit of time is least where ``C = w (s**2 / 2 + s / u)``. So at staleness s a service is worth
 
     w s (s / 2 + 1 / u)
 
-and this price, divided by the cost of a service, is the key's *index*. The index rises with s, so the key
-with the greatest index goes first. Only relative costs matter. A queue that measures the cost of each key
-divides the weight by it; other queues leave the cost out.
+The key's *index* is this worth, divided by the time that a service takes. The key with the greatest index
+goes first. Only the relative times of services matter. A queue that measures the cost of each key divides the
+key's weight by this cost; other queues assume equal costs.
 
 - H. Tang, J. Wang, Z. Tang, J. Song, "Scheduling to Minimize Age of Synchronization in Wireless Broadcast
   Networks with Random Updates", IEEE Transactions on Wireless Communications, 2020: an index in slotted time,
@@ -56,7 +56,7 @@ _NO_KEYS = np.zeros(0, np.int64)
 def _compute_indexes(
     line: Integers, held: Integers, now_us: int, arrived_us: Integers, interval_us: Floats, share: Integers
 ) -> Floats:
-    """Return the index of each key of the line."""
+    """Return the index of each waiting key."""
     indexes = np.empty(line.shape[0])
     for i in range(line.shape[0]):
         k = line[i]
@@ -73,7 +73,7 @@ def _compute_indexes(
 
 @kernel
 def take_greatest(limit: int, line: Integers, indexes: Floats) -> tuple[Integers, int]:
-    """Remove the keys with the greatest indexes from the line. If indexes are equal, earlier keys go first.
+    """Remove the keys with the greatest indexes from `line`; of keys with equal indexes, the earlier first.
 
     Returns
     -------
@@ -105,8 +105,8 @@ def take_greatest(limit: int, line: Integers, indexes: Floats) -> tuple[Integers
 class FreshestScheduler(Scheduler):
     """A scheduler of keys with or without weights, by their index; see `Scheduler`.
 
-    The keys that one `pop` chooses are served together, so they leave in the order in which they began to
-    wait. Choosing takes time proportional to the number of waiting keys.
+    The keys that one `pop` chooses are served together. They leave in the order in which they began to wait.
+    Choosing takes time proportional to the number of waiting keys.
     """
 
     columns = {  # noqa: RUF012  # declared as a ClassVar by the interface
