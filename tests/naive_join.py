@@ -1,4 +1,4 @@
-"""A join of update streams that keeps every tuple and looks at all pairs."""
+"""Joins of update streams that keep every tuple and look at all pairs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["NaiveJoin", "Tuple", "holds"]
+__all__ = ["Change", "DeletingJoin", "NaiveJoin", "Tuple", "holds"]
 
 
 class Tuple(NamedTuple):
@@ -67,3 +67,73 @@ class NaiveJoin:
                     self.last[one.key] = order
                     found[one.key] = (one.key, order[0], one.value, other.value)
         return sorted(found.values())
+
+
+class Change(NamedTuple):
+    """A tuple, or a delete of the older tuples of its side and key."""
+
+    key: int
+    time: int
+    value: int
+    deletes: bool
+
+
+@dataclass
+class DeletingJoin:
+    """Keeps every tuple that was not late until it is deleted, and looks at all pairs."""
+
+    within: int
+    delay: int
+    condition: str | None
+    newest: int | None = None
+    held: tuple[dict[tuple[int, int], Tuple], ...] = field(default_factory=lambda: ({}, {}))
+    deleted: tuple[dict[int, int], ...] = field(default_factory=lambda: ({}, {}))
+    order: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """The order of each key's last match; a delete takes the place of a tuple that it removes."""
+    shown: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """The times of the match that a sink holds."""
+    late: int = 0
+    dropped: list[tuple[int, Change, str, int | None]] = field(default_factory=list)
+
+    def join(self, left: Sequence[Change], right: Sequence[Change]) -> list[tuple[Any, ...]]:
+        watermark = None if self.newest is None else self.newest - self.delay
+        before = tuple(dict(deleted) for deleted in self.deleted)
+        for side, batch in enumerate((left, right)):
+            for one in batch:
+                bounds = [] if watermark is None else [watermark]
+                bounds += [self.order[one.key][0] - self.within] if one.key in self.order else []
+                bounds += [before[side][one.key] + 1] if one.key in before[side] else []
+                if bounds and one.time < max(bounds):
+                    self.late += 1
+                    self.dropped.append((side, one, "late", max(bounds)))
+                elif one.deletes:
+                    self.deleted[side][one.key] = max(one.time, self.deleted[side].get(one.key, one.time))
+                elif (one.key, one.time) in self.held[side]:
+                    self.dropped.append((side, one, "duplicate", None))
+                else:
+                    self.held[side][one.key, one.time] = Tuple(*one[:3])
+            for key, time in list(self.held[side]):
+                if key in self.deleted[side] and time <= self.deleted[side][key]:
+                    del self.held[side][key, time]
+        times = [one.time for one in (*left, *right)]
+        self.newest = max([*times, *([] if self.newest is None else [self.newest])], default=None)
+        found: dict[int, tuple[Any, ...]] = {}
+        for here in self.held[0].values():
+            for other in self.held[1].values():
+                order = (max(here.time, other.time), here.time, other.time)
+                if here.key != other.key or abs(here.time - other.time) > self.within:
+                    continue
+                newer = here.key not in self.order or order > self.order[here.key]
+                if newer and holds(self.condition, here, other):
+                    self.order[here.key], self.shown[here.key] = order, (here.time, other.time)
+                    found[here.key] = (here.key, order[0], here.value, other.value, False)
+        for key, (_, *matched) in list(self.order.items()):
+            deletes = [
+                deleted.get(key, time - 1) for time, deleted in zip(matched, self.deleted, strict=True)
+            ]
+            after = [max(pair) for pair in zip(matched, deletes, strict=True)]
+            hit = any(time <= delete for time, delete in zip(matched, deletes, strict=True))
+            self.order[key] = (max(after), after[0], after[1])
+            if hit and self.shown.pop(key, None) is not None:
+                found[key] = (key, max(after), None, None, True)
+        return sorted(found.values(), key=str)

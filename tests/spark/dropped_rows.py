@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,21 @@ from penstock.state_store.keys.key_words import KeyCodec
 from tests import naive_join, naive_union
 from tests.spark.queries import Input, Place
 
-__all__ = ["SCHEMA", "WANTED", "add", "found", "query", "updates"]
+__all__ = ["SCHEMA", "WANTED", "WANTED_WITH_DELETES", "add", "deletes", "found", "query", "updates"]
 
 SCHEMA = "k long, t long, v long, side long"
 Dropped = Counter[tuple[Any, ...]]
 
 
 def updates(seed: int, rows: int, files: int) -> list[list[dict[str, Any]]]:
-    """Return micro-batches of updates of two sides, out of order, with ties; some have no key or time."""
+    """Return micro-batches of updates of two sides, out of order, with ties; some have no key or time.
+
+    Some keys have so few tuples that the newest ones of a micro-batch are older than earlier ones.
+    """
     rng = np.random.default_rng(seed)
     found = []
     for number in range(files):
-        k, t = rng.integers(0, 12, rows), 20 * number + rng.integers(-25, 25, rows)
+        k, t = rng.integers(0, rng.choice([12, 60], rows)), 20 * number + rng.integers(-25, 25, rows)
         no_key, no_time = rng.random(rows) < 0.05, rng.random(rows) < 0.05
         found.append([
             {
@@ -95,18 +99,42 @@ def of_queue(batches: list[list[dict[str, Any]]], buckets: int = 2) -> Dropped:
 def of_join(batches: list[list[dict[str, Any]]], buckets: int = 2) -> Dropped:
     """Return what a join drops; each bucket has a watermark of its own."""
     models = [naive_join.NaiveJoin(6, 15, "b <> c") for _ in range(buckets)]
+    return of_models(batches, models, lambda side, row: naive_join.Tuple(*row))
+
+
+def of_join_with_deletes(batches: list[list[dict[str, Any]]], buckets: int = 2) -> Dropped:
+    """Return what a join drops whose left rows delete their key if `deletes`."""
+    models = [naive_join.DeletingJoin(6, 15, "b <> c") for _ in range(buckets)]
+    return of_models(
+        batches, models, lambda side, row: naive_join.Change(*row, side == 0 and deletes(row[2]))
+    )
+
+
+def deletes(value: int) -> bool:
+    """Return whether a row deletes its key, in a graph with deletes."""
+    return value % 5 == 0
+
+
+def of_models(
+    batches: list[list[dict[str, Any]]],
+    models: Sequence[Any],
+    make: Callable[[int, tuple[int, int, int]], Any],
+) -> Dropped:
+    """Return what the models of a join's buckets drop; `make` makes a model's tuple of a side."""
     names, dropped = ("left", "right"), Dropped()
     for rows in batches:
         dropped.update(
             (row["k"], row["t"], row["v"], why, None, names[row["side"]]) for row, why in unusable(rows)
         )
+        # Values decide between equal tuples of a micro-batch.
+        sides = [
+            [make(side, one) for one in sorted(usable(rows, side), key=lambda one: one[2])] for side in (0, 1)
+        ]
         for bucket, model in enumerate(models):
             model.dropped = []
-            sides = [
-                [naive_join.Tuple(*one) for one in sorted(usable(rows, side), key=lambda one: one[2])]
-                for side in (0, 1)
-            ]
-            left, right = ([one for one in some if bucket_of(one.key, buckets) == bucket] for some in sides)
+            left, right = (
+                [one for one in some if bucket_of(one.key, len(models)) == bucket] for some in sides
+            )
             model.join(left, right)
             dropped.update(
                 (one.key, one.time, one.value, why, missed, names[side])
@@ -155,3 +183,6 @@ def found(stream: Path, kind: str) -> Dropped:
 
 
 WANTED = {"queue": of_queue, "union": of_union, "join": of_join}
+
+WANTED_WITH_DELETES = WANTED | {"join": of_join_with_deletes}
+"""For queues and unions, a delete is a tuple like others."""

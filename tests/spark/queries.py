@@ -9,7 +9,8 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -22,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
+from penstock.checkpointing.p_stream import PStream
 from penstock.errors import PenstockError
 from penstock.spark_ext.api.metrics import batch_metrics
 from penstock.spark_ext.border.connection import is_connect
@@ -184,6 +186,34 @@ def _delete_log(directory: Path, first: int) -> None:
         number = path.name.strip(".").removesuffix(".crc")
         if number.isdigit() and int(number) >= first:
             path.unlink()
+
+
+def files_of_batches(checkpoint: Path, rows: Mapping[str, Sequence[int]]) -> list[dict[str, slice]]:
+    """Return, for each micro-batch of a graph's results, the files that it read of each persisted source.
+
+    The p-stream of a source gets one file a micro-batch, but a micro-batch of the results reads all files
+    that the p-stream has by then. With ``available_now``, these are all files of a start.
+
+    Parameters
+    ----------
+    checkpoint : Path
+        The graph's checkpoint.
+    rows : mapping
+        For each source, the number of rows of each of its files.
+    """
+    names = {PStream(checkpoint / "p-streams" / name).identity: name for name in rows}
+    ends = {name: [0, *accumulate(counts)] for name, counts in rows.items()}
+    done, found = dict.fromkeys(rows, 0), []
+    logs = (checkpoint / "queries" / "results" / "offsets").glob("[0-9]*")
+    for log in sorted(logs, key=lambda log: int(log.name)):
+        offsets = [json.loads(line) for line in log.read_text().splitlines()[2:] if line != "-"]
+        end = done | {names[one["identity"]]: one["offset"] for one in offsets}
+        found.append({
+            name: slice(ends[name].index(done[name]), ends[name].index(end[name])) for name in rows
+        })  # fmt: skip
+        done = end
+    assert done == {name: counts[-1] for name, counts in ends.items()}, "the results have not read all rows"
+    return found
 
 
 def wait(query: StreamingQuery, condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:

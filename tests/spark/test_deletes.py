@@ -17,7 +17,7 @@ import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.run import run_to_end
-from tests.property.operators.joins.test_join_deletes import Change, DeletingModel
+from tests.naive_join import Change, DeletingJoin
 from tests.spark.queries import Input, Place
 
 pytestmark = pytest.mark.spark
@@ -174,7 +174,7 @@ def _draw_change(draw: random.Random, batch: int) -> Change:
 def test_a_table_behind_a_join_loses_the_matches_that_a_side_deletes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    draw, model = random.Random(7), DeletingModel(5, 1000, None)
+    draw, model = random.Random(7), DeletingJoin(5, 1000, None)
     place, kinds = Place(tmp_path / "join"), pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.int64()})
     sides = Input(tmp_path / "left"), Input(tmp_path / "right")
     table: dict[int, tuple[int, int, int]] = {}
@@ -207,7 +207,7 @@ def test_a_table_behind_a_join_loses_the_matches_that_a_side_deletes(
                 ]
                 for _ in sides
             ]
-            for key, time, a, b, deleted in model.run(changes[0], changes[1]):
+            for key, time, a, b, deleted in model.join(changes[0], changes[1]):
                 table[key] = (time, a, b)
                 if deleted:
                     del table[key]

@@ -18,8 +18,17 @@ from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.bad_records import BAD_RECORD, reject_bad_records
 from penstock.spark_ext.api.metrics import metrics
 from tests.long_tests import long_but
-from tests.spark.dropped_rows import SCHEMA, WANTED, add, found, query, updates
-from tests.spark.queries import PATIENCE_S, Input, Place
+from tests.spark.dropped_rows import (
+    SCHEMA,
+    WANTED,
+    WANTED_WITH_DELETES,
+    add,
+    deletes,
+    found,
+    query,
+    updates,
+)
+from tests.spark.queries import PATIENCE_S, Input, Place, files_of_batches
 
 pytestmark = pytest.mark.spark
 
@@ -75,31 +84,39 @@ def test_a_graph_with_deletes_drops_the_tuples_of_brute_force_and_marks_the_dele
 ) -> None:
     place, late, out = Place(tmp_path), tmp_path / "late", tmp_path / "out"
     graph = graph_with_deletes(kind, late_to=late, buckets=2)
-    directories = [place.input.directory] * (1 if kind == "queue" else 2)
-    batches = updates(4, 120, 4)
-    for half in (batches[:2], batches[2:]):
+    names = ("rows",) if kind == "queue" else ("one", "other")
+    files = updates(4, 240, 4)
+    for half in (files[:2], files[2:]):
         add(place, half)
-        frames = [Input(directory).frame(spark, SCHEMA) for directory in directories]
-        sides = [df.where(f"side = {n}") for n, df in enumerate(frames)] if len(frames) == 2 else frames
-        names = ("one", "other") if len(sides) == 2 else ("rows",)
+        frames = [Input(place.input.directory).frame(spark, SCHEMA) for _ in names]
+        sides = frames if kind == "queue" else [df.where(f"side = {n}") for n, df in enumerate(frames)]
         running = penstock.start(
             graph, spark, place.checkpoint, sources=dict(zip(names, sides, strict=True)),
             sink=lambda rows: rows.writeStream.format("pstream").option("path", str(out)), available_now=True,
         )  # fmt: skip
         with running:
             assert running.await_termination(PATIENCE_S), running.status()
-    wanted = WANTED[kind](batches)
+    parts = {
+        name: [[row for row in rows if kind == "queue" or row["side"] == side] for rows in files]
+        for side, name in enumerate(names)
+    }
+    counts = {name: list(map(len, part)) for name, part in parts.items()}
+    batches = [
+        [row for name in names for rows in parts[name][read[name]] for row in rows]
+        for read in files_of_batches(place.checkpoint, counts)
+    ]
+    wanted = WANTED_WITH_DELETES[kind](batches)
     assert found(late, kind) == wanted
-    assert wanted.total() > 20
+    assert {"late", "the key is null", "the time is null"} <= {dropped[3] for dropped in wanted}
     value = "b" if kind == "join" else "v"
     dropped = [row for row in PStreamReader(late).read().to_pylist() if row[value] is not None]
-    assert all(row["deleted"] == (row[value] % 5 == 0) for row in dropped)
+    assert all(row["deleted"] == deletes(row[value]) for row in dropped)
     assert {row["deleted"] for row in dropped} == {True, False}
     emitted = PStreamReader(out).read().to_pylist()
     assert {row["deleted"] for row in emitted} == {True, False}
     if kind == "queue":
         newest = {row["k"]: row["deleted"] for row in emitted}
-        assert newest == newest_marks(batches)
+        assert newest == newest_marks(files)
 
 
 def newest_marks(batches: list[list[dict[str, Any]]]) -> dict[int, bool]:
@@ -109,7 +126,7 @@ def newest_marks(batches: list[list[dict[str, Any]]]) -> dict[int, bool]:
         for row in rows:
             key, time = row["k"], row["t"]
             if key is not None and time is not None and time >= newest.get(key, (time,))[0]:
-                newest[key] = time, row["v"] % 5 == 0
+                newest[key] = time, deletes(row["v"])
     return {key: mark for key, (_, mark) in newest.items()}
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from penstock.operators.joins.key_lives import KeyLives
 from penstock.operators.update_stream.dropped import DUPLICATE, LATE, DroppedTuples
 from penstock.operators.update_stream.stream import Integers
-from penstock.units import NEVER
+from penstock.units import FOREVER, NEVER
 
 __all__ = ["dropped_in"]
 
@@ -19,6 +19,7 @@ def dropped_in(
     late: npt.NDArray[np.bool_],
     duplicates: Integers,
     newest_match: Integers,
+    deleted_until: Integers | None,
     within: int,
     watermark: int | None,
     lives: KeyLives | None,
@@ -33,12 +34,16 @@ def dropped_in(
         The positions of the duplicates.
     newest_match : int64 array
         The time of the newest match of each tuple's key, or `NEVER`.
+    deleted_until : int64 array, optional
+        The time of the newest earlier delete of each tuple's key on its side, or `NEVER`.
     """
     # A difference below the least integer would wrap around.
     missed = np.maximum(newest_match, NEVER + within) - within
     bounds = [] if watermark is None else [watermark]
     bounds += [] if lives is None else [lives.horizon + 1]
     missed = np.maximum(missed, max(bounds, default=NEVER))
+    if deleted_until is not None:
+        missed = np.maximum(missed, np.minimum(deleted_until, FOREVER - 1) + 1)
     dropped = DroppedTuples.choose(rows, late, LATE, missed)
     if len(duplicates):
         dropped.append(DroppedTuples(rows.take(pa.array(duplicates)), DUPLICATE))

@@ -148,11 +148,12 @@ class UpdateJoin:
         late = mark_old(ids, times, self._matched[0], self._matched[1], self._within)
         if watermark is not None:
             late |= times < watermark
-        deletes = np.zeros(len(ids), np.bool_)
+        deletes, deleted_until = np.zeros(len(ids), np.bool_), None
         if self._lives is not None and self._lives.horizon != NEVER:
             late |= times <= self._lives.horizon
         if self._deletes is not None and stream.deleted:
-            late |= times <= self._deletes.sides[place][ids]
+            deleted_until = self._deletes.sides[place][ids]
+            late |= times <= deleted_until
             deletes = arrivals.rows.column(stream.deleted).to_numpy(zero_copy_only=False) & ~late
         if self._lives is not None:
             self._lives.note(ids[~late], times[~late])
@@ -163,7 +164,7 @@ class UpdateJoin:
         new = side.put(ids[order], times[order], payload)
         if self.dropped is not None:
             matched = np.maximum(self._matched[0][ids], self._matched[1][ids])
-            bounds = (self.joined.within, watermark, self._lives)
+            bounds = (deleted_until, self.joined.within, watermark, self._lives)
             self.dropped[place].extend(dropped_in(arrivals.rows, late, order[~new], matched, *bounds))
         gone, removed = np.unique(ids[deletes]), 0
         if self._deletes is not None and len(gone):
@@ -171,8 +172,7 @@ class UpdateJoin:
             np.maximum.at(deleted, ids[deletes], times[deletes])
             removed = side.delete(gone, deleted[gone])
             self._dirty[gone] = True
-        freed = int(np.count_nonzero(deletes)) + removed
-        counts += (len(arrivals), int(late.sum()), int((~new).sum()), freed)
+        counts += (len(arrivals), int(late.sum()), int((~new).sum()), int(deletes.sum()) + removed)
         return ids[order[new]], gone
 
     def _take_away(self, ids: Integers, rows: pa.RecordBatch) -> pa.RecordBatch:
