@@ -1,4 +1,4 @@
-"""Warm workers: a daemon of Python workers that imports their dependencies before it forks them.
+"""A daemon that imports the dependencies of Python workers before it forks them.
 
 Spark starts one daemon for all Python workers that an application has on a machine, and lets it fork them.
 Spark's own daemon imports nothing before it forks, so every worker imports PySpark, pandas, Arrow, Numba and
@@ -8,11 +8,11 @@ This daemon's workers share the loaded modules in memory. One setting at the sta
     spark.python.daemon.module=penstock.spark_ext.daemon
 
 Spark runs it with ``python -m`` on each machine, when the first task needs a worker. So Penstock must be
-installed on each machine, or be on ``PYTHONPATH``: the files of ``spark-submit --py-files`` arrive later, in
-running workers.
+installed on each machine, or be on ``PYTHONPATH``. ``spark-submit --py-files`` is not enough, because its
+files arrive later, in running workers.
 
-Nothing here may start a thread, because a forked process lacks the thread but inherits its locks. Nothing
-here may pass a fail point, because fail points are for workers.
+This module must not start a thread, because a forked process lacks the thread but inherits its locks. It must
+not pass a fail point, because fail points are for workers.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def main() -> None:
 def _task(work: Callable[..., int]) -> Callable[..., int]:
     """Wrap Spark's function for a task, so that it ends quietly if Spark has closed the connection.
 
-    Spark closes the connection if a query stops during a task, so nothing would receive a report. After a
-    task, when Spark has its rows, memory beyond the kept amount goes back to the system.
+    Spark closes the connection if a query stops during a task; then nobody would receive an error report.
+    After each task, when Spark has its rows, free memory beyond the kept amount goes back to the system.
     """
 
     def worker(*connection: Any) -> int:

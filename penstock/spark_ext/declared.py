@@ -1,8 +1,8 @@
 """Columns that a caller declares, so that Spark Connect analyses nothing while an operator is created.
 
-Flows of declarative pipelines need this. In a flow, the server refuses a client that asks for columns, or the
-table does not exist yet. `DataFrame.to` gives the columns to the client; it is repeated after each step that
-would lose them.
+Flows of declarative pipelines need this: in a flow, a client cannot ask the server for columns, because the
+server refuses or the table does not exist yet. `DataFrame.to` tells the client the columns. It is called
+again after each step after which the client would not know them.
 """
 
 from __future__ import annotations
@@ -114,13 +114,13 @@ def parse_columns(schema: Schema, option: str) -> StructType:
 
 
 def with_column(columns: StructType, name: str, kind: DataType) -> StructType:
-    """Return columns with a last column without nulls, which replaces any column of the same name."""
+    """Add a last column without nulls; it replaces any column of the same name."""
     kept = [field for field in columns if field.name.lower() != name.lower()]
     return StructType([*kept, StructField(name, kind, nullable=False)])
 
 
 def whole_name(place: int) -> str:
-    """Return the unique name that a column of the input has in the rows of windows."""
+    """Return the unique name, in the rows of windows, of the input column at a position."""
     return f"{RESERVED_PREFIX}whole_{place}"
 
 

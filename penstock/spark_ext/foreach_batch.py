@@ -1,9 +1,9 @@
 """``foreachBatch`` with Spark Connect: pass the micro-batch's ids to an operator's tasks.
 
 In a classic session the function runs in the query's thread, whose jobs carry the ids of query and
-micro-batch. A server of Spark Connect runs the function in a separate process, whose jobs carry no ids, so an
-operator would not find its state. Spark's settings go with every job. So the function runs with a setting
-that has the ids, under the name of the operator in Spark's plans.
+micro-batch. A Spark Connect server runs the function in a separate process, whose jobs carry no ids, so an
+operator would not find its state. But every job carries Spark's settings. So while the function runs, a
+setting holds the ids; its name contains the operator's name in Spark's plans.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _ToldBatches:
 
 
 def note_function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a writer's ``foreachBatch`` that also keeps the function for `tell_batches`."""
+    """Wrap a writer's ``foreachBatch`` so that it also keeps the function, for `tell_batches`."""
 
     @functools.wraps(method)
     def noted(writer: Any, func: BatchFunction) -> Any:
@@ -76,7 +76,7 @@ def note_function(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tell_batches(writer: Any, operators: Iterable[str], checkpoint: str | None, name: str | None) -> None:
-    """Make a starting writer's function pass the micro-batch's ids to its operators' tasks.
+    """Before a writer starts, make its function pass the micro-batch's ids to its operators' tasks.
 
     Raises
     ------

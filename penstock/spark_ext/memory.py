@@ -1,8 +1,8 @@
 """Keep freed memory in the process for the next task.
 
 A task needs as much memory as the previous task. By default malloc and Arrow return large freed blocks to the
-system, and the next task waits for the system to map and zero them again, page by page. This wait costs up
-to half a second for each gigabyte, and two seconds in a virtual machine that returns its free memory to the
+system. Then the next task waits while the system maps and zeroes them again, page by page. This takes up to
+half a second for each gigabyte, and two seconds in a virtual machine that returns its free memory to the
 host.
 """
 
@@ -58,7 +58,8 @@ def keep_freed(kept_bytes: int = KEPT_BYTES) -> bool:
     Parameters
     ----------
     kept_bytes : int
-        The memory to keep at the end of the heap; free memory between used chunks is kept until `give_back`.
+        How much free memory to keep at the end of the heap. Free memory between used chunks is kept until
+        `give_back` is called.
     """
     libc = _glibc()
     if libc is None:
@@ -74,7 +75,7 @@ def keep_freed(kept_bytes: int = KEPT_BYTES) -> bool:
 
 
 def give_back(kept_bytes: int = KEPT_BYTES) -> None:
-    """Return free memory beyond the kept amount to the system; after `keep_freed`."""
+    """Return free memory beyond the kept amount to the system; call `keep_freed` first."""
     libc = _glibc()
     if libc is not None and libc.mallinfo2().fordblks > kept_bytes:
         libc.malloc_trim(kept_bytes)

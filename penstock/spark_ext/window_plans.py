@@ -186,7 +186,7 @@ def pack_windows(
 
 @contextlib.contextmanager
 def _users_expressions(split: Decomposition) -> Iterator[None]:
-    """Name the user's expression in an error, instead of the internal column that holds its value."""
+    """In errors, name the user's expression instead of the internal column with its value."""
     try:
         yield
     except InvalidUsageError as error:
@@ -243,7 +243,7 @@ def window_output(
 
 @dataclass(frozen=True)
 class CountWindows:
-    """Windows of rows that Penstock itself projects.
+    """Windows over rows that Penstock projects, without Spark.
 
     Parameters
     ----------

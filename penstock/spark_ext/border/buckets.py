@@ -1,8 +1,8 @@
 """Bucket labels that Spark's hash partitioning spreads evenly.
 
-Spark sends a group to partition ``pmod(hash(label), P)``. The label of bucket i of B is the smallest
-number whose hash is i modulo B. Whenever P divides B each partition then gets exactly B / P buckets,
-and labels do not depend on P.
+Spark sends a group to partition ``pmod(hash(label), P)``. The label of bucket i of B is the smallest number
+whose hash is i modulo B. So if P divides B, each of P partitions gets exactly B / P buckets. Labels do not
+depend on P.
 """
 
 from __future__ import annotations

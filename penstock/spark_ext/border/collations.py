@@ -1,4 +1,4 @@
-"""Refuse text with a collation, in which ``'A'`` may equal ``'a'``: Penstock compares bytes."""
+"""Refuse text with a collation: there ``'A'`` may equal ``'a'``, but Penstock compares bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BINARY = "UTF8_BINARY"
 
 
 def refuse_collations(schema: StructType, names: Iterable[str]) -> None:
-    """Refuse compared columns with a collation other than bytes.
+    """Refuse columns that Penstock compares, if their collation does not compare bytes.
 
     Parameters
     ----------

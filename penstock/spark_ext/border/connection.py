@@ -100,7 +100,7 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def check_functions(spark: SparkSession) -> None:
-    """Refuse a session whose kind differs from the kind of PySpark's functions in this process.
+    """Refuse a session of another kind (classic or Connect) than PySpark's functions in this process.
 
     Raises
     ------
@@ -158,7 +158,7 @@ def _explain(df: DataFrame) -> str:
 
 
 def analyzed_plan(df: DataFrame) -> str:
-    """Return Spark's analysed plan of a DataFrame as text, which has the names of Python functions."""
+    """Return Spark's analysed plan of a DataFrame as text; it contains the names of Python functions."""
     if not is_connect(df.sparkSession):
         return str(df._jdf.queryExecution().analyzed().toString())
     match = _ANALYZED.search(_explain(df))
@@ -190,7 +190,7 @@ def aggregate_sql(df: DataFrame, aggregate: DataFrame) -> str | None:
 
 
 def is_constant(table: DataFrame) -> bool:
-    """Return whether Spark always reads the same table: from literal rows, or from known files.
+    """Return whether a table never changes, because Spark reads literal rows or known files.
 
     False if the answer is unknown.
     """
@@ -309,13 +309,13 @@ def _p_stream_options_of_client(df: DataFrame) -> dict[str, str] | None:
 
 @dataclass(frozen=True)
 class Shared(Generic[_T]):
-    """A value that is serialized with a function, as Spark Connect has no broadcast."""
+    """A value that is serialized with a function, because Spark Connect has no broadcast."""
 
     value: _T
 
 
 def share(spark: SparkSession, value: _T, what: str) -> Any:
-    """Return an object whose attribute ``value`` tasks read.
+    """Share a value with all tasks; return an object whose attribute ``value`` tasks read.
 
     Raises
     ------
@@ -337,7 +337,8 @@ def share(spark: SparkSession, value: _T, what: str) -> Any:
 def own_workers_of(spark: SparkSession, *, enabled: bool = True, kind: str = "stateful") -> Iterator[None]:
     """Run the functions created within the context in separate workers of a `kind`, if `enabled`.
 
-    Spark has workers, and a daemon that forks them, for each environment of a function.
+    Functions with other environment variables get other workers in Spark, and another daemon that forks these
+    workers.
     """
     if is_connect(spark) or not enabled:
         yield
@@ -408,7 +409,7 @@ def observed_metrics(progress: StreamingQueryProgress) -> dict[str, dict[str, An
 
 
 def is_available_now(query: Any, writer: Any = None) -> bool:
-    """Return whether a query's trigger is ``availableNow``; with Spark Connect, its writer records it."""
+    """Return whether a query's trigger is ``availableNow``; with Spark Connect, by its `writer`."""
     if hasattr(query, "_jsq"):
         return str(query._jsq.streamingQuery().trigger().toString()) == "AvailableNowTrigger"
     return writer is not None and bool(writer._write_proto.available_now)

@@ -60,8 +60,8 @@ class InitialRows:
         buckets : int
             The number of buckets.
         route : pyarrow.DataType, optional
-            The type of the attribute that chooses the bucket of an event; None if there is only one bucket
-            or no such attribute.
+            The type of the event attribute that determines the bucket; None if there is only one bucket or no
+            such attribute.
 
         Raises
         ------

@@ -3,8 +3,9 @@
 Rows travel through Spark as *parcels*: binary values, each an Arrow IPC stream. Spark shuffles and groups a
 few parcels instead of millions of rows, and no type is lost in pandas.
 
-The packer runs on the map side of the shuffle. It drops or refuses unusable rows, conflates (newest per key,
-with counts and first arrival) if that pays off, and makes one parcel per bucket and batch of rows.
+The packer runs on the map side of the shuffle. It drops or refuses unusable rows. If that reduces the work,
+it conflates rows: for each key it keeps the newest row, the count and the first arrival. Then it makes one
+parcel for each bucket and batch of rows.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ _ARROW_PARCELS = as_arrow_of_spark(PARCELS)
 
 @dataclass(frozen=True, slots=True)
 class PackingLimits:
-    """The limits of chunks, and the sizes of the measurements that decide about conflation.
+    """The limits of chunks and parcels, and the sizes of the measurement that decides about conflation.
 
     Parameters
     ----------
     chunk_rows, chunk_bytes : int
-        The rows or bytes of a chunk that is packed without conflation, and of the first chunk, which measures
-        whether conflation pays off.
+        The rows or bytes of a chunk. The first chunk is used to measure whether conflation pays off; without
+        conflation, all chunks have this size.
     held_bytes : int
         The limit of the conflated rows in memory.
     remembered_rows, remembered_partitions : int
@@ -73,7 +74,8 @@ class PackingLimits:
 class _Choice:
     """The worker's last measurement of whether conflating pays off for an operator.
 
-    Measuring costs a conflation of one chunk, which is wasted if keys rarely repeat.
+    To measure, the packer conflates one chunk, which is wasted work if keys rarely repeat. So a worker
+    remembers the answer.
     """
 
     combine: bool | None = None
@@ -87,7 +89,7 @@ class _Choice:
         return self.combine
 
     def remember(self, partitions: int, *, combine: bool) -> None:
-        """Keep an answer for this number of partitions."""
+        """Remember an answer for the next `partitions` partitions."""
         self.combine, self.uses_left = combine, partitions
 
 
@@ -124,7 +126,7 @@ def mark_side(batch: pa.RecordBatch, side: str) -> pa.RecordBatch:
 
 
 def side_of(batch: pa.RecordBatch) -> str:
-    """Return the side that a parcel's rows belong to, for a join; empty for operators with one input."""
+    """Return the side of a join that a parcel's rows belong to; empty for operators with one input."""
     side: bytes = (batch.schema.metadata or {}).get(_SIDE, b"")
     return side.decode()
 
@@ -148,20 +150,20 @@ class Packer:
     nulls : str
         ``"error"`` or ``"drop"``: the treatment of rows without key or time.
     combine : bool or None
-        Whether to conflate before the shuffle; None decides by the effect on the first chunk.
+        Whether to conflate before the shuffle. With None, the effect on the first chunk decides.
     name : str
         The operator's name, under which a worker stores this decision.
     side : str
         The rows' side of a join, which `side_of` reads from a parcel.
     tells_newest : bool
-        Whether each bucket gets an additional parcel, without rows, with the newest time of all rows
+        Whether each bucket gets an additional parcel without rows, which holds the newest time of all rows
         (`newest_of`).
     most_left : float
         With `combine` None, conflation continues only if it leaves at most this share of the rows.
     limits : PackingLimits
         The sizes of chunks and parcels.
     dropped : DroppedForm, optional
-        The form in which dropped rows go to the first bucket.
+        The form of dropped rows, which go to the first bucket.
     """
 
     stream: UpdateStream
@@ -245,7 +247,7 @@ class Packer:
         yield from self._chunks(usable, position, part)
 
     def _pays(self, conflation: Conflation, choice: _Choice) -> bool:
-        """Return whether conflating leaves few enough of the first rows; keep the answer for many rows."""
+        """Return whether conflating leaves few enough of the first rows; remember the answer."""
         combine = len(conflation) <= self.most_left * conflation.rows_seen
         if conflation.rows_seen >= self.limits.remembered_rows:
             choice.remember(self.limits.remembered_partitions, combine=combine)

@@ -1,4 +1,4 @@
-"""Parcels: rows in transit through Spark as binary values, each an Arrow IPC stream or a p-unit of a batch.
+"""Parcels: rows that pass through Spark as binary values, each an Arrow IPC stream or a p-unit.
 
 Spark shuffles and groups a few parcels instead of millions of rows, and no type is lost. This module is
 separate from the packer, so that a worker that only unpacks does not load the kernels.
@@ -61,11 +61,11 @@ _DEFAULT_LIMITS = ParcelLimits()
 
 
 def to_parcels(batches: Iterable[pa.RecordBatch], limits: ParcelLimits = _DEFAULT_LIMITS) -> Iterator[bytes]:
-    """Return `batches` as parcels of bounded size. An empty batch also makes a parcel.
+    """Return `batches` as parcels of bounded size; an empty batch also makes a parcel.
 
-    Large batches are packed if packing shrinks them a lot, because Spark copies each byte several times. How
-    much packing shrinks them is measured on the first rows of the first large batch. Each parcel keeps the
-    schema's metadata.
+    Large batches are packed (compressed as p-units) if that makes them much smaller, because Spark copies
+    each byte several times. The first rows of the first large batch show how much smaller. Each parcel keeps
+    the schema's metadata.
     """
     packs: bool | None = None
     for batch in batches:

@@ -83,9 +83,9 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
     class SupportsTriggerAvailableNow(DataSourceStreamReader):
         """Calls a subclass's ``latestOffset(start, limit)`` when Spark calls ``latestOffset()``.
 
-        `start` is None if Spark has not passed an offset yet. After a restart, Spark passes the last offset
-        only later. A limit is refused then. The local engine calls ``latestOffset(start, limit)``, whatever
-        the version.
+        Before Spark has passed any offset, `start` is None; after a restart, Spark passes the last offset
+        only later. On such versions, limits of a micro-batch are refused. The local engine always calls
+        ``latestOffset(start, limit)``.
         """
 
         _last_offset: dict[str, Any] | None = None
@@ -136,7 +136,8 @@ def _refuse_limit(limit: ReadLimit) -> None:
 def check_stream_columns(schema: StructType) -> None:
     """Check that Spark can pass columns to a stream writer.
 
-    Before Spark 4.1, it passes rows, in which maps are dictionaries. Their keys must be hashable.
+    Before version 4.1, Spark passes Python rows, in which maps are dictionaries. So the keys of maps must be
+    hashable.
 
     Raises
     ------

@@ -31,7 +31,7 @@ _BATCH = "streaming.sql.batchId"
 
 
 class Route(Enum):
-    """The way in which rows reach the task of their bucket."""
+    """How rows reach the task of their bucket."""
 
     SPARK = "through_spark"
     READERS = "packed_by_readers"
@@ -49,9 +49,9 @@ class TransactionPacker:
     needed : tuple of str
         The columns to pass on.
     time : str, optional
-        The column that orders transactions; ties are in order of arrival.
+        The column that orders transactions. Rows of equal time are in order of arrival.
     route : str, optional
-        The attribute that chooses the bucket of a row; None if there is one bucket.
+        The attribute that determines the bucket of a row; None if there is only one bucket.
     buckets : int
         Number of buckets.
     wakes : bool
@@ -110,7 +110,7 @@ class TransactionPacker:
                     yield parcel_row(label, 0, parcel)
 
     def _copies(self, rows: pa.RecordBatch, forwarding: Forwarding) -> Iterator[pa.RecordBatch]:
-        """Return parcels with each row for every bucket that it needs."""
+        """Return parcels in which each row is sent to every bucket that its transaction needs."""
         events = cast_to_schema(rows.select(forwarding.event.names), forwarding.event)
         for places, label in zip(forwarding.places(events), bucket_labels(self.buckets), strict=True):
             if len(places):

@@ -169,7 +169,7 @@ def _unsupported_error(column: str, kind: str) -> InvalidUsageError:
 
 
 def check_same(columns: StructType, stored: StructType, location: str) -> None:
-    """Check that rows of a DataFrame fit a p-stream's columns; their order and nulls may differ.
+    """Check that rows of a DataFrame fit a p-stream's columns; order and nullability may differ.
 
     Raises
     ------

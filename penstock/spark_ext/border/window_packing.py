@@ -1,7 +1,7 @@
 """Packing of windows' entries: pack fragments of the map side into parcels for their buckets.
 
-Every task of the map side sends each bucket a parcel, possibly without rows, with the task's newest pane. So
-all buckets of a micro-batch have the same watermark and close the same windows, even buckets whose groups are
+Each map-side task sends every bucket a parcel with the task's newest pane, if necessary without rows. So all
+buckets of a micro-batch have the same watermark and close the same windows, even buckets whose groups are
 idle.
 """
 
@@ -81,7 +81,7 @@ class EntryPacker:
     delayed : Fragments, optional
         The definition of the fragments, if they hold the newest time.
     newest : str, optional
-        The column of an entry with its newest time, if the watermark is a time, not a pane.
+        The column with the newest time of an entry, if the watermark is a time, not a pane.
     sampling : GroupSampling
         The rule that decides whether groups have many entries.
     """
@@ -109,9 +109,9 @@ class EntryPacker:
     def pack(
         self, fragments: Iterable[pa.RecordBatch], dropped: Callable[[], int] = lambda: 0
     ) -> Iterator[pa.RecordBatch]:
-        """Return the parcels of a task's fragments; `dropped`, called last, counts the dropped rows.
+        """Return the parcels of a task's fragments; `dropped` is called last and counts dropped rows.
 
-        Parcels among the fragments are returned as they are.
+        Parcels among the fragments are returned unchanged.
         """
         context = TaskContext.get()
         part = context.partitionId() if context else 0
@@ -136,7 +136,7 @@ class EntryPacker:
             yield parcel_row(bucket_labels(self.buckets)[0], left_out, None)
 
     def _newest(self, batch: pa.RecordBatch, entries: pa.RecordBatch) -> int:
-        """Return the newest time or pane; the pane is the watermark's plus the delay in panes, rounded up."""
+        """Return the newest time or pane. The newest pane is the watermark's pane plus the delay, rounded up."""
         if self.newest is not None:
             return int(np.max(entries.column(self.newest).to_numpy()))
         if self.delayed is None:
@@ -154,7 +154,7 @@ class EntryPacker:
     def _parcels(
         self, entries: pa.RecordBatch, facts: dict[bytes, bytes], *, everywhere: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Cut entries into parcels by bucket; buckets without entries get a parcel only with `everywhere`."""
+        """Split entries into parcels by bucket; with `everywhere`, buckets without entries get one, too."""
         order, bounds = self._sort_by_bucket(entries)
         # The indices are a permutation; bounds checks would take a third of the time.
         sorted_entries = pc.take(entries, pa.array(order), boundscheck=False).replace_schema_metadata(facts)
@@ -168,8 +168,8 @@ class EntryPacker:
     def _sort_by_bucket(self, entries: pa.RecordBatch) -> tuple[Integers, Integers]:
         """Return the indices of entries sorted by bucket, and the buckets' offsets.
 
-        If groups have many entries, the entries of a bucket are sorted by group, which saves the operator
-        work.
+        If groups have many entries, the entries of a bucket are also sorted by group. This saves work in the
+        operator.
         """
         names = self.entry.names[: self.entry.names.index(ENTRY_PANE)]
         groups = [entries.column(name) for name in names]
@@ -190,7 +190,7 @@ class EntryPacker:
 def look_up(
     fragments: Fragments, lookup: Lookup, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Look up fragments in a table; merge fragments of one pane and group if possible.
+    """Look up fragments in a table; merge fragments that then have the same pane and group, if possible.
 
     Parameters
     ----------
@@ -255,13 +255,13 @@ class WholeRows:
     Parameters
     ----------
     schema : pyarrow.Schema
-        The columns of the rows, which follow the columns of a packer.
+        The columns of the whole rows. In the input of a packer, they follow the packer's own columns.
     steps : int
         The length of a pane in steps of the time.
     buckets : int
         The number of buckets.
     group_by : tuple of str
-        The columns of the group, which are columns of a packer.
+        The columns of the group, which are among the packer's own columns.
     """
 
     schema: pa.Schema

@@ -1,8 +1,9 @@
-"""Copies of buckets' tables, on which the coordinator runs transactions whose events do not name their rows.
+"""The coordinator's copies of buckets' tables, for transactions whose rows the events do not name.
 
-A worker keeps the copies from micro-batch to micro-batch, and reads only newer deltas. It reads a whole state
-again if Spark moves the coordinator to another worker or commits another attempt of a bucket, or if a
-snapshot has replaced the deltas. So the copies always equal the versions at the pointers.
+A worker keeps the copies from micro-batch to micro-batch, and reads only newer deltas. It reads a bucket's
+whole state again in three cases: Spark has moved the coordinator to another worker, Spark has committed
+another attempt of the bucket, or a snapshot has replaced the deltas. So the copies always equal the versions
+at the pointers.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ class BucketCopies:
             self._handles[bucket] = handle
 
     def _clear_replicated(self) -> None:
-        """Forget rows of replicated tables before a bucket is loaded: its files do not name deleted rows."""
+        """Clear replicated tables before a bucket is loaded, because its files do not name deleted rows."""
         if self._handles:
             for spec in self._specs:
                 if spec.partition_by is None:
                     self.state.clear(spec.name)
 
     def advance(self, stores: Mapping[int, BucketStore], pointers: Mapping[int, Pointer]) -> None:
-        """Record that the tables have the changes of newer versions, which are published."""
+        """Record that the tables include the changes of newer, published versions."""
         for bucket, pointer in pointers.items():
             self._handles[bucket] = stores[bucket].look(pointer)[0]
         self.state.forget_deleted()
@@ -82,8 +83,7 @@ _KEPT: dict[str, tuple[tuple[TableSpec, ...], BucketCopies]] = {}
 def take_copies(location: str, tables: tuple[TableSpec, ...]) -> BucketCopies:
     """Return the copies of an operator's state that this process has kept, or empty copies.
 
-    The process no longer keeps these copies. Copies are not used if the operator was restarted with other
-    indexes.
+    After this call the process no longer keeps the copies. Kept copies with other indexes are not used.
     """
     kept_tables, copies = _KEPT.pop(location, ((), None))
     return copies if copies is not None and kept_tables == tables else BucketCopies(tables)

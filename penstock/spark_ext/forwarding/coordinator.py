@@ -1,9 +1,9 @@
 """The coordinator: runs the forwarded transactions of a micro-batch, after the buckets and a shuffle.
 
-Steps: 1. run the transactions over the exported rows, or over copies of the buckets' tables, and meanwhile
-sync Spark's plan of the micro-batch, so that no other events can get its number, 2. after the sync, publish
-the continuation of each bucket that takes part, 3. emit the results. All steps have the same result when
-another attempt repeats them.
+Steps: 1. run the transactions, over the exported rows or over copies of the buckets' tables; meanwhile, sync
+Spark's plan of the micro-batch, so that its number always stands for the same events; 2. after the sync,
+publish the continuation (the second new version) of each bucket that takes part; 3. emit the results. If
+another attempt repeats a step, the result is the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ __all__ = ["Coordinator"]
 class Coordinator:
     """Stage 2 of transactions over several buckets, for ``mapInArrow``. Made on the driver, used in workers.
 
-    One task of each micro-batch gets what all buckets export. It passes on results of buckets unchanged.
+    In each micro-batch, one task gets the exports and results of all buckets. It passes on the results
+    unchanged.
 
     Parameters
     ----------
@@ -58,7 +59,7 @@ class Coordinator:
     tables : tuple of TableSpec
         The tables of the database.
     columns : int
-        The number of columns of an event, without the columns that order events.
+        The number of columns of an event; the columns that order events do not count.
     rows : ResultRows
         Makes rows of results.
     into : OperatorRows, optional

@@ -1,7 +1,7 @@
 """The parcels from the buckets of a micro-batch to its coordinator.
 
-A bucket passes on the forwarded transactions that it counts, all of its rows that forwarded transactions
-need, and a note that names its new version.
+Each forwarded transaction is counted in one of its buckets. A bucket exports the forwarded transactions that
+it counts, all of its rows that forwarded transactions need, and a note that names its new version.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def export_events(rows: pa.RecordBatch, columns: int, bucket: int, numbers: Numb
     Parameters
     ----------
     rows : pyarrow.RecordBatch
-        The events; the columns that order them follow the first `columns` columns.
+        The events: first `columns` columns, then the columns that order events.
     columns : int
-        The number of other columns.
+        The number of columns before the columns that order events.
     bucket : int
         The bucket.
     numbers : ndarray

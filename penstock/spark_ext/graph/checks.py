@@ -53,7 +53,7 @@ __all__ = [
 
 @contextmanager
 def errors_named(node: Node) -> Iterator[None]:
-    """Add a node's name to errors raised while its DataFrame is built; a source's errors already have it.
+    """Add a node's name to errors while its DataFrame is built, unless the node is a source.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
 
 
 def _describe_exclusive(node: Node) -> str | None:
-    """Describe an operator that may have only one reader; None for other operators."""
+    """Return a description of an operator that may have only one reader; None for other operators."""
     if isinstance(node, Transactions):
         return "an operator of transactions"
     if isinstance(node, Apply):
@@ -154,7 +154,7 @@ def _describe_exclusive(node: Node) -> str | None:
 
 
 def _count_copies(node: Node, nodes: list[Node]) -> int:
-    """Count the copies of a node: one for each reader of it, or of its stateless successors."""
+    """Count the copies of a node: one for each reader of the node or of its stateless successors."""
     readers = [reader for reader in nodes for above in reader.inputs if above is node]
     through = Where | Select | StreamTableJoin | Union
     return max(
@@ -163,7 +163,7 @@ def _count_copies(node: Node, nodes: list[Node]) -> int:
 
 
 def _refuse_stateful(node: Aggregate) -> None:
-    """Refuse operators that would split a window's rows between micro-batches before aggregation."""
+    """Refuse operators after which a window's rows come in several micro-batches, before an aggregation."""
     at = node.inputs[0]
     while isinstance(at, Where | Select | StreamTableJoin):
         at = at.inputs[0]
@@ -225,13 +225,13 @@ def find_ansi_expressions(node: PushedScan) -> Iterator[Expression]:
 
 
 def check_frame(df: DataFrame, schema: StructType, name: str, *, streaming: bool) -> DataFrame:
-    """Check a DataFrame, and select the wanted columns.
+    """Check the columns of a DataFrame, and select the columns of `schema`.
 
     Raises
     ------
     InvalidUsageError
-        If a column is missing or has the wrong type, or the DataFrame is streaming when it must not be, or
-        vice versa.
+        If a column is missing or has the wrong type, or the DataFrame is a stream but must be a batch, or the
+        other way round.
     """
     if df.isStreaming != streaming:
         raise InvalidUsageError(
@@ -253,7 +253,7 @@ def check_frame(df: DataFrame, schema: StructType, name: str, *, streaming: bool
 
 
 def check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
-    """Refuse a table that would turn one update into several tuples (UpStream §3.2)."""
+    """Refuse a table in which one update would match several rows (UpStream §3.2)."""
     keys = [quote(name) for name in node.on]
     # A null key matches nothing.
     table = table.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))

@@ -118,7 +118,7 @@ class Frames:
     state : str
         The location for operators' state.
     max_rows : int, optional
-        The greatest number of rows that a reader takes in a micro-batch.
+        The maximum number of rows that a reader takes in a micro-batch.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class Frames:
         )
 
     def _locate(self, options: OptionsT) -> OptionsT:
-        """Return options, by default with the graph's state location."""
+        """Return the options, with the graph's state location unless they have another."""
         return replace(options, state_location=options.state_location or self._state)
 
     def _place(self, node: Node) -> Stateful:
@@ -326,7 +326,7 @@ class Frames:
         return plan_assembly(node, pack_rows(node, self._build(above), buckets))
 
     def _aggregate_by_window(self, node: Aggregate) -> DataFrame:
-        """Return windows aggregated by window; if possible, in the buckets that make the windows."""
+        """Aggregate windows by window; if possible, inside the buckets that make the windows."""
         at, steps = split_steps(node.inputs[0])
         if not _makes_windows(at):
             return aggregate_windows(node, self._build(node.inputs[0]))
@@ -340,7 +340,7 @@ class Frames:
         return finish_aggregate(node, windows.fold_windows(place, fold), fold)
 
     def _read_pushed(self, node: PushedScan) -> DataFrame:
-        """Return a reader's output, computed by Spark if the reader's results would differ."""
+        """Return a scan's output, computed by the reader or, if the reader's results would differ, by Spark."""
         names = list(node.scan.columns)
         if self._calculates_alike(node):
             return self._read(node.inputs[0], node.scan, names)
@@ -369,7 +369,7 @@ class Frames:
         return expression is None
 
     def _scan(self, node: PushedScan, buckets: int, lookup: str | None = None) -> DataFrame:
-        """Return the parcels of a reader's fragments, looked up in a table if one is given."""
+        """Return the parcels of a reader's fragments, after the lookup in a table if one is given."""
         self._calculates_alike(node)
         return self._read(node.inputs[0], node.scan, list(node.scan.columns), buckets, lookup)
 
@@ -395,7 +395,7 @@ class Frames:
         buckets: int | None = None,
         lookup: str | None = None,
     ) -> DataFrame:
-        """Return a p-stream, with a separate subscription, or files as a streaming DataFrame."""
+        """Return a streaming DataFrame of a p-stream, with its own subscription, or of files."""
         if isinstance(base, Source) and base.kind == "parquet" and scan is not None:
             return read_parquet(self._spark, base, scan, buckets, lookup)
         places = self._streams if isinstance(base, Materialize) else self._paths

@@ -30,7 +30,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LookupLimits:
-    """The size limit of a table's keys and groups, which go to the workers with each micro-batch."""
+    """The size limits of a table, whose keys and groups go to the workers with each micro-batch."""
 
     rows: int = 1 << 16
     size_bytes: int = 1 << 20
@@ -65,8 +65,8 @@ def lookup_in(
 ) -> str | None:
     """Return the text of a `Lookup` for readers of fragments; None if Spark must join.
 
-    Spark must join if the table is large, has several rows for one fragment, has key columns that Spark
-    compares differently, or may change between micro-batches.
+    Spark must join if the table is large, has several rows for one fragment, or may change between
+    micro-batches. Spark must also join if it compares the key columns differently.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def lookup_in(
 def _text(
     table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...], limits: LookupLimits
 ) -> tuple[str | None, str]:
-    """Return the text of a lookup, or None and the reason."""
+    """Return the text of a lookup; or None, and the reason why Spark must join."""
     schema = as_arrow_of_spark(table.schema)
     stream = pa.schema([node.inputs[0].schema.field(name) for name in node.on])
     for field in as_arrow_of_spark(spark_schema(stream)):

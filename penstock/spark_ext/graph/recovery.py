@@ -2,11 +2,11 @@
 
 1. **Progress recovery**: drop files torn by a power cut from Spark's logs. Read each query's planned and
    committed micro-batches from these logs, and the rows of p-streams from the logs of the p-streams.
-2. **Upstream requesting**: find the row from which each query needs its p-streams again; check that these
-   rows are not released.
-3. **Data recovery**: check, by name and length, that these files exist: the p-units from these rows on, and
-   the state files of every bucket at each query's last commit (`penstock.spark_ext.graph.state`). The tasks
-   that load the files check their content.
+2. **Upstream requesting**: find the first row of each p-stream that a query needs again; check that the rows
+   from there on are not released.
+3. **Data recovery**: check, by name and length, that all needed files exist: the p-units from these rows on,
+   and the state files of every bucket at each query's last commit (`penstock.spark_ext.graph.state`). The
+   content is checked later, by the tasks that load the files.
 4. **Upstream replay**: lasts until the results query has committed its first micro-batch; ends at once if
    there is nothing to replay.
 """
@@ -35,7 +35,7 @@ _PHASES = ("progress recovery", "upstream requesting", "data recovery", "upstrea
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """The work of a recovery, the seconds of each phase, and the operators' state that was found."""
+    """What a recovery did: the seconds of each phase, the work, and the state of operators that it found."""
 
     checkpoint: int | None
     units_loaded: int

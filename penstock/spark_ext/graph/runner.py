@@ -310,7 +310,7 @@ def _options(root: Sink) -> dict[str, str]:
 
 
 def _set_options(written: SinkInput, options: Mapping[str, str]) -> DataStreamWriter:
-    """Return the writer into a p-stream."""
+    """Return a stream writer with these options of a p-stream's sink."""
     writer = written.rows.writeStream.format("pstream").options(**options)
     writer = writer.option("descriptors", "true") if written.direct else writer
     return writer.option("deterministic", "true") if written.deterministic else writer

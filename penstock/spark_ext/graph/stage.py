@@ -52,9 +52,9 @@ class QueryTotals:
     batches : int
         Micro-batches that it committed.
     rows : int
-        Rows that entered Spark, without the rows that a p-stream's reader filtered out.
+        Rows that entered Spark. Rows that a p-stream's reader filtered out do not count.
     batch_ms : tuple of int
-        The durations of the newest micro-batches, oldest first, at most a hundred.
+        The durations of up to a hundred newest micro-batches, oldest first.
     """
 
     batches: int = 0
@@ -105,7 +105,7 @@ class StageRun:
         return new[-1]
 
     def is_done(self, last: StreamingQueryProgress, *, drain: bool) -> bool:
-        """Return whether a query that Spark does not end has finished, after its newest micro-batch."""
+        """For a query that Spark does not end: return whether it is finished after its newest micro-batch."""
         first = self.totals.batches == 1
         return self.stage.holds_back and is_last(
             new_input=had_input(last), waits=self._waits, drain=drain, first=first

@@ -2,9 +2,9 @@
 
 Steps, for each query: 1. read the description of its operator, 2. read the pointers of its last committed
 micro-batch from Spark's state, 3. check by name and length the files that a load of each pointer reads.
-Errors are the same as in a task that loads the bucket. Uncommitted files, garbage, and buckets never written
-are not checked. Clock records are not checked, either, because only a task knows whether its operator still
-follows the clock.
+Errors are the same as in a task that loads the bucket. Uncommitted files, garbage, and buckets that were
+never written are not checked. Clock records are not checked either, because only a task knows whether its
+operator still uses them.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def find_state(
     place : StatePlace
         The location of the operator's state.
     held_by_spark : callable, optional
-        Called if only Spark can read the format of Spark's own state. If not given, the tasks find any
-        damage.
+        Called to read Spark's own state, if only Spark can read its format. If this is None, such state is
+        not checked here; tasks will find any damage.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def _ask(checkpoint: str, held_by_spark: HeldBySpark | None) -> Held:
 
 
 def _select_pointers(stored: Held, files: Files, buckets: int) -> dict[int, Pointer]:
-    """Return the pointers of the operator by bucket; no pointers if any is uncertain."""
+    """Return the pointers of the operator by bucket; none at all if one of them is uncertain."""
     pointers_by_bucket = pointers_of(stored, files, buckets)
     if pointers_by_bucket is not None:
         return pointers_by_bucket

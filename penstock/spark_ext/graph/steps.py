@@ -25,7 +25,7 @@ def split_steps(node: Node) -> tuple[Node, list[Where | Select]]:
 
 
 def apply_steps(steps: Sequence[Where | Select], rows: DataFrame) -> tuple[DataFrame, list[StructType]]:
-    """Apply steps to rows; return the result, and the columns before and after each projection."""
+    """Apply steps to rows; return the result, the columns at first, and the columns after each projection."""
     schemas = [rows.schema]
     for step in steps:
         rows = apply_step(step, rows)

@@ -1,10 +1,10 @@
 """The join of windows that end together, in a running graph.
 
-Spark reads each side's sources at its own pace, so one side may be ahead of the other. Both sides' fragments
-go to one operator, which closes windows of both by the watermark of the slower side (`SeveralPanes`). So all
-windows with the same end close in one micro-batch, and later steps need no state.
+Spark reads each side's sources at its own pace, so one side may be ahead of the other. The fragments of both
+sides go to one operator, which closes the windows of both sides by the watermark of the slower side
+(`SeveralPanes`). So all windows with the same end close in one micro-batch, and later steps need no state.
 
-After the operator, rows of a side are a struct in that side's column::
+In the output of the operator, each row of a side is a struct in the column of that side::
 
     side        int                     the side of the row
     end         long                    the end of its window, in microseconds
@@ -84,7 +84,7 @@ class Side:
     windows : PlannedWindows
         The plan of the side's windows.
     steps : tuple of Where, Select or Aggregate
-        The steps between the windows and the join; aggregates are by window.
+        The steps between the windows and the join; each aggregate among them is by window.
     """
 
     windows: PlannedWindows
@@ -191,7 +191,7 @@ def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> Da
     node : WindowJoin
         The join.
     sides : sequence of Side
-        The sides; if both have the same windows, these are computed once.
+        The sides. If both sides have the same windows, these windows are computed only once.
     place : Stateful
         The name, buckets and state location of the operator that makes the windows of both sides.
     """
@@ -233,7 +233,7 @@ def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> Da
 
 
 def _share(windows: DataFrame) -> DataFrame:
-    """Return windows shared by both sides, in the struct of each side."""
+    """Return the windows that both sides share, once in the struct of each side."""
     columns = sf.struct(*(sf.col(quote(name)) for name in windows.columns))
     twice = windows.select(
         sf.explode(sf.array(*(sf.lit(number) for number in range(len(STRUCTS))))).alias(ROW_SIDE),
@@ -279,7 +279,7 @@ def _filter_side(rows: DataFrame, side: int, step: Where) -> DataFrame:
 
 
 def _aggregate(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
-    """Aggregate the rows of one side by window; a window's rows are in one partition."""
+    """Aggregate the rows of one side by window; all rows of a window are in one partition."""
     by_window = ByWindow.build(step, wraps=wraps_around(rows.sparkSession))
     rows = _replace_side(rows, side, by_window.values)
     values = as_arrow_of_spark(StructType(_fields(rows, STRUCTS[side])))
@@ -342,7 +342,7 @@ class _Fold:
 
 @dataclass(frozen=True)
 class _Match:
-    """Joins the rows of a partition, for ``mapInArrow``; buffers the windows that closed in a micro-batch."""
+    """Joins the rows of a partition, for ``mapInArrow``; holds all windows that closed in a micro-batch."""
 
     rows: pa.Schema
     fields: tuple[tuple[str, ...], ...]

@@ -1,4 +1,4 @@
-"""The windows of a running graph: assembly of fragments, aggregates of rows, and aggregates of windows."""
+"""The windows of a running graph: windows of fragments, windows of rows, and aggregates of windows."""
 
 from __future__ import annotations
 
@@ -123,13 +123,13 @@ def pack_rows(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
 
 
 def fragment_packer(node: Assemble, buckets: int) -> FragmentPacker:
-    """Return the packer of fragments that are looked up after their reader."""
+    """Return the packer of fragments for which a lookup follows their reader."""
     fragments, schema = _fragments(node)
     return FragmentPacker(schema, EntryPacker.build(fragments, schema, buckets))
 
 
 def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
-    """Return the fragments of windows, and their columns, in Spark's types after a lookup."""
+    """Return the fragments of windows and their columns; after a lookup, the columns have Spark's types."""
     reader, above = _pushed_scan(node), node.inputs[0]
     fragments = reader.scan.fragments
     if fragments is None:
@@ -152,7 +152,7 @@ def _pushed_scan(node: Assemble) -> PushedScan:
 
 
 def _widen(schema: pa.Schema, partials: Sequence[Partial]) -> pa.Schema:
-    """Return the columns of partials with room for sums of two words."""
+    """Return the columns, with wide types for sums, which may have two words."""
     sums = {partial.name for partial in partials if partial.kind == "sum"}
     fields = [
         field.with_type(WIDE) if field.name in sums and field.type == pa.int64() else field
@@ -174,14 +174,14 @@ class FragmentPacker:
 
 
 def plan_count_windows(node: Aggregate, rows: DataFrame, buckets: int) -> PlannedWindows:
-    """Return the plan of windows of rows, if no reader makes fragments."""
+    """Return the plan of windows over rows, for a graph in which no reader makes fragments."""
     window, arguments = _arguments(node)
     planned = plan_windows(rows, *arguments, session=_gap(window), unit=_unit(window), buckets=buckets)
     return replace(planned, plan=_in_graph(planned.plan, node, window))
 
 
 def plan_local_windows(node: Aggregate, columns: StructType, buckets: int) -> CountWindows:
-    """Do `plan_count_windows` for rows with given columns; needs no Spark session.
+    """Plan windows as `plan_count_windows` does, over rows with given columns; needs no Spark session.
 
     Raises
     ------
@@ -293,9 +293,9 @@ class ByWindow:
     projection : mapping of str to str
         Groups, and the values of partials: Spark SQL over windows with their aggregates.
     fragments : Fragments
-        The folding of values, with `START_COLUMN` and the windows' length; each window has one pane.
+        How values are folded, by `START_COLUMN` and the length of windows; each window is one pane.
     assembly : Assembly
-        The computation of aggregates from partials.
+        Computes aggregates from partials.
     """
 
     projection: Mapping[str, str]
@@ -325,7 +325,7 @@ class ByWindow:
         return [start.alias(START_COLUMN), size.alias(SIZE_COLUMN), *self.read]
 
     def folded_type(self, schema: pa.Schema) -> StructType:
-        """Return the columns of the folded values of a schema."""
+        """Return the columns of the folded values, given the columns of the values."""
         return spark_schema(self.finish(row_fragmenter(schema, self.fragments).finish()).schema)
 
     def finish(self, values: pa.RecordBatch) -> pa.RecordBatch:

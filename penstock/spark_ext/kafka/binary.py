@@ -67,7 +67,7 @@ def make_decoder(
 def known_columns(
     format: KafkaFormat | None, schema: str | None, message: str | None, registry: SchemaRegistry | None
 ) -> StructType:
-    """Return all columns of values, or of the table of change events; see `make_decoder` for errors."""
+    """Return all columns of values, or of the table in change events; see `make_decoder` for errors."""
     decoder = make_decoder(format, schema, message, registry)
     if format == "debezium_avro":
         return envelope_columns(decoder, None)[1]
@@ -75,7 +75,7 @@ def known_columns(
 
 
 def table_columns(decoder: Decoder, declared: StructType | None) -> StructType:
-    """Make a decoder read only the declared columns, or all if none are declared; return these columns.
+    """Make a decoder read only the declared columns, by default all columns; return the columns to read.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def _holds(wide: DataType, narrow: DataType) -> bool:
 
 
 def envelope_columns(decoder: Decoder, declared: StructType | None) -> tuple[StructType, StructType]:
-    """Make a decoder read the needed columns of Debezium's events; return them and the table's columns.
+    """Make a decoder read the needed columns of Debezium's events; return these and the table's columns.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def decode_values(
     records : DataFrame
         Rows with the column ``value``.
     decoder : Decoder
-        The decoder, which has `columns` with the same or narrower types.
+        The decoder. Its columns are `columns`, with the same or narrower types.
     columns : StructType
         The columns of the value.
     keep : sequence of str

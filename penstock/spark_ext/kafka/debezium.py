@@ -1,7 +1,8 @@
 """Change events of Debezium as rows.
 
-An envelope has the row before and after a change, the operation, and its position in the source's log. If the
-converter's setting ``schemas.enable`` is true, these fields are in ``payload``, next to ``schema``.
+An event (an envelope) has the row before and after a change, the operation, and the position of the change in
+the source's log. If the converter's setting ``schemas.enable`` is true, these fields are in ``payload``, next
+to ``schema``.
 """
 
 from __future__ import annotations

@@ -62,9 +62,9 @@ class OwnOperator:
 
     @property
     def may_add(self) -> Mapping[str, Collection[str]]:
-        """The columns of the input that a restart may add, and those of the results; see `GrowingOperator`.
+        """The columns that a restart may add to the input and to the results; see `GrowingOperator`.
 
-        Penstock stores none of these columns. So only the nulls of an input that had no such column matter.
+        Penstock stores none of these columns, so no stored row has to change.
         """
         roles, output = {*self.key, self.time}, self.specification()["output"]
         named = zip(self.columns, self.schema, strict=True)

@@ -33,7 +33,7 @@ class KeyPacker:
     schema : pyarrow.Schema
         The input's columns.
     key : tuple of str
-        The columns that choose the bucket of a row. Nulls are equal to each other.
+        The columns that determine the bucket of a row. Nulls are equal to each other.
     time : str, optional
         The column that orders the rows of a micro-batch.
     buckets : int

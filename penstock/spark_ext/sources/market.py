@@ -92,7 +92,7 @@ class _Options:
 
 @lru_cache(maxsize=8)
 def _market(options: _Options, start_us: int) -> Market:
-    """Return a market from a cache: making its tables takes longer than making a small micro-batch's rows."""
+    """Return a market, from a cache because making its tables takes longer than making a few rows."""
     return Market(
         symbols=options.symbols, rate=options.rate, skew=options.skew, seed=options.seed, start_us=start_us
     )
@@ -173,7 +173,7 @@ class MarketDataSource(DataSource):
     Options
     -------
     rowsPerSecond : 10000
-        Rows per second of event time; if `realTime` is true, also per second of real time.
+        Rows per second of event time. If `realTime` is true, also rows per second of real time.
     symbols : 3000
         Number of symbols.
     skew : 4305
@@ -183,16 +183,16 @@ class MarketDataSource(DataSource):
     numPartitions : 2
         The number of Spark tasks that make the rows of a batch. The rows do not depend on this number.
     startTime
-        Event time of row 0 in microseconds since the epoch. By default, for a stream the time of the query's
-        first start, and for a batch 2006-01-03 14:30 UTC. Before Spark 4.2, streams have the default of
-        batches, and without `rows` they begin with the first row after the query's first start.
+        Event time of row 0 in microseconds since the epoch. The default for a batch is 2006-01-03 14:30 UTC;
+        for a stream, the time of the query's first start. Before Spark 4.2, streams have the same default as
+        batches; without `rows`, such a stream begins with the first row after the query's first start.
     maxRowsPerTrigger
         The greatest number of rows of a micro-batch. Unlimited by default.
     rows
         The number of rows after which the stream ends. Required for a batch read.
     realTime : true
-        Whether a stream's row is available only from its event time on. With ``false`` all rows are available
-        at once, and `rows` or `maxRowsPerTrigger` must bound a micro-batch.
+        Whether a row of a stream becomes available only at its event time. With ``false`` all rows are
+        available at once; then `rows` or `maxRowsPerTrigger` must be given, to limit a micro-batch.
 
     Notes
     -----
@@ -201,7 +201,7 @@ class MarketDataSource(DataSource):
     these options is refused.
 
     If `rows` is given, ``Trigger.AvailableNow`` reads up to `rows`, regardless of the clock. Otherwise it
-    reads the rows whose event time has come.
+    reads the rows whose event time has passed.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -226,7 +226,7 @@ class MarketDataSource(DataSource):
         return _MarketStreamReader(self._parsed, start_is_late=not HAS_ADMISSION_CONTROL)
 
     def local_reader(self) -> DataSourceStreamReader:
-        """Return the reader of the local engine, which passes the start of each step."""
+        """Return the reader for the local engine, which passes the start of each micro-batch."""
         return _MarketStreamReader(self._parsed, start_is_late=False)
 
 

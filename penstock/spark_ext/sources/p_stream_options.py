@@ -145,7 +145,7 @@ class ReadOptions:
     lookup : str or None
         The text of a `Lookup` for the fragments, before they become parcels.
     transactions : str or None
-        The part of the rows that transactions take, as JSON; see `TransactionScan`.
+        How readers pass rows to transactions, as JSON; see `TransactionScan`.
     """
 
     path: str
@@ -226,7 +226,7 @@ class WriteOptions:
     writer : str or None
         The writer's name.
     batch : int or None
-        The number that the writer gives to the rows of a batch job.
+        The writer's batch number for the rows of a batch job.
     goal : str
         The goal of the compression; see `penstock.compression.choice.goals.goal_of`.
     unit_rows : int

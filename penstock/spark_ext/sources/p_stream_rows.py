@@ -1,9 +1,9 @@
 """Write a p-stream's rows in tasks, and describe the written segments to other tasks.
 
 A p-stream's sink writes the rows that reach it. If an operator writes its results itself, only descriptors
-reach the sink: the segments' names and p-units. Sinks and operators both write through `SegmentRows`, so
-their segments have the same form, and the names contain writer and batch. By these names, files of attempts
-that Spark did not choose are found.
+reach the sink: the names of segments, and the p-units in them. Sinks and operators both write through
+`SegmentRows`, so their segments have the same form. The name of a segment contains its writer and batch; by
+this name, garbage collection finds the files of attempts that Spark did not choose.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SegmentRows:
     stream : PStream
         The p-stream.
     late : bool
-        Whether the rows are durable only after a sync of the file system, before their commit.
+        Whether a later sync of the whole file system makes the rows durable, before their commit.
     """
 
     def __init__(self, options: WriteOptions, stream: PStream, *, late: bool = False) -> None:
@@ -111,8 +111,8 @@ class SegmentRows:
 def _coder(goal: str, identity: str) -> Coder:
     """Return this worker's encoder for a p-stream, which remembers the choices for its columns.
 
-    If there are few groups, tasks differ much in length, and other cores are idle while the longest task
-    writes.
+    The encoder may use several threads: with few groups, tasks differ much in length, and other cores are
+    idle while the longest task writes.
     """
     return Coder(goal, threads=2)
 

@@ -62,11 +62,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
     For every micro-batch Spark creates a writer on the driver, and another writer in the process that
     commits. So a writer keeps no state between batches.
 
-    Each commit has the query as its writer and the number of the micro-batch. If the driver dies between this
-    commit and Spark's, Spark runs the micro-batch again. The log already has the number of this micro-batch,
-    so the second commit is dropped. Before a commit, Spark's checkpoint files are synced, so that Spark runs
-    the same rows again under that number even after a power cut. Files of attempts that Spark did not choose
-    are never visible, and are deleted some batches later.
+    Each commit names the query as its writer, and the number of the micro-batch. If the driver dies between
+    this commit and Spark's, Spark runs the micro-batch again. The log already has the number of this
+    micro-batch, so the second commit is dropped. Before a commit, Spark's checkpoint files are synced. So
+    even after a power cut, Spark runs the same rows again under the same number. Files of attempts that Spark
+    did not choose are never visible, and are deleted some batches later.
 
     With the option ``descriptors`` an operator has already written the rows, and the input describes their
     segments (`penstock.spark_ext.sources.p_stream_rows`). The commit then has these segments.
@@ -80,8 +80,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     overwrite : bool
         Whether Spark asks to replace the rows; refused.
     in_one_process : bool
-        Whether the process that commits also writes the rows. Then one sync makes the rows, the checkpoint
-        and the entry of the log durable, if all are on one file system that supports this.
+        Whether the process that commits also writes the rows. If so, one sync can make the rows, the
+        checkpoint and the log entry durable, if all are on one file system that supports this.
 
     Raises
     ------
@@ -126,7 +126,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     ) -> WriterCommitMessage:
         """Make rows of a query's micro-batch durable, invisible before the commit; see `write`.
 
-        With one sync for all files, the rows are durable only when the commit is.
+        If one sync serves all files, the rows become durable only together with the commit.
         """
         writer = self._options.writer or query
         segments = (
@@ -188,7 +188,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return self._stream
 
     def _sync(self) -> None:
-        """Make all files durable, and so the segments of the micro-batch."""
+        """Make all files of the file system durable, including the segments of the micro-batch."""
         if self._file_system is not None:
             self._file_system.sync()
         for segment in self._late:
@@ -200,7 +200,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _shared_file_system(files: Files, checkpoint: str | None) -> FileSystem | None:
-    """Return the file system that has the p-stream and the checkpoint, if its syncs cover all files."""
+    """Return the file system of both p-stream and checkpoint, if one sync of it covers all its files."""
     path = None if checkpoint is None else local_path(checkpoint)
     if path is None or not path.is_dir() or not isinstance(files, LocalFiles):
         return None
@@ -209,7 +209,7 @@ def _shared_file_system(files: Files, checkpoint: str | None) -> FileSystem | No
 
 
 def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options: WriteOptions) -> None:
-    """Refuse a micro-batch if the log has other rows under its number: Spark's log was set back.
+    """Refuse a micro-batch if the log has other rows under its number, because Spark's log was set back.
 
     Spark reruns only the newest micro-batch in the log, with the same plan.
 
@@ -231,7 +231,7 @@ def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options
 
 
 def _check_same_rows(stream: PStream, writer: str, batch: int, segments: Sequence[Segment]) -> None:
-    """Refuse a micro-batch that ran again and made other rows, because the program has changed.
+    """Refuse a micro-batch that ran again with other rows, because the program has changed.
 
     Raises
     ------

@@ -53,8 +53,8 @@ class ReleaseRule:
     batches, size_bytes : int
         The number of micro-batches, or the bytes of their input, per release.
     most_batches : int
-        The greatest number of micro-batches between syncs, however slow they are: Spark deletes logs after a
-        hundred.
+        The maximum number of micro-batches between two releases, even if syncs are slow, because Spark keeps
+        the logs of only the last hundred micro-batches.
     """
 
     batches: int = 16
@@ -80,15 +80,15 @@ class PStreamDataSource(DataSource):
     columns
         The columns to read: comma-separated names, or a JSON list. By default all.
     scan
-        The readers' work before a row crosses to the JVM, as JSON of `penstock.operators.scan.spec.Scan`; the
-        planner of a graph sets it, instead of `columns`.
+        Operators that readers run before rows cross to the JVM, as JSON of
+        `penstock.operators.scan.spec.Scan`. The planner of a graph sets this option, instead of `columns`.
     buckets
-        For a scan's fragments: the number of buckets of the next operator, for which they are packed in
-        parcels.
+        For a scan that makes fragments: the number of buckets of the next operator. The reader packs the
+        fragments into parcels for these buckets.
     lookup
         With buckets: the text of the fragments' `Lookup`; a graph sets it.
     transactions
-        The part of the rows that transactions take; `penstock.transactions` sets it.
+        How readers pass rows to transactions; `penstock.transactions` sets this option.
     maxRows, maxBytes
         The limits of a micro-batch in rows and stored bytes. A micro-batch has at least one p-unit.
     partitions
@@ -101,8 +101,8 @@ class PStreamDataSource(DataSource):
     writer
         The writer's name in the commit log; by default the query's id, or a new name for each batch job.
     batch
-        With `writer`, and for batch jobs only, as in ``foreachBatch``: the writer's batch number. If the
-        number is not above the writer's last number, the batch was already written, and its rows are dropped.
+        For batch jobs with `writer`, as in ``foreachBatch``: the writer's batch number. If this number is not
+        above the writer's last number, the batch was already written, and its rows are dropped.
     goal : balanced
         The goal of compression; see `penstock.compression.Chooser`.
     unitRows : 65536
@@ -117,9 +117,9 @@ class PStreamDataSource(DataSource):
     Notes
     -----
     An offset holds the number of rows before it, and the identity of the p-stream, so that a checkpoint
-    cannot continue on another p-stream at the same path. Spark reports a micro-batch as done when it has
-    planned the next micro-batch. The rows are released after that, several micro-batches at a time, after a
-    sync of the disks.
+    cannot continue on another p-stream at the same path. Spark tells a source that a micro-batch is done only
+    when it has planned the next micro-batch. After that the rows are released, for several micro-batches at a
+    time, after a sync of the disks.
     """
 
     parallelism = 1
@@ -182,7 +182,7 @@ def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | N
 
 
 def _plan_scan(options: ReadOptions, stream: PStream, schema: StructType) -> _Scan:
-    """Return the plan of the readers, whose rows have the columns of `schema`."""
+    """Return the plan of the readers; the rows that they return have the columns of `schema`."""
     if options.transactions:
         return _scan_of(options, stream.schema, None)
     if options.scan:
@@ -329,7 +329,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return self._offset(self._subscribe(self._options.start_in(self._plan.stream)))
 
     def _begin(self, row: int) -> None:
-        """Once at each start: check that the next rows are kept, and subscribe the reader."""
+        """At the first call after each start: check that the next rows are kept, and subscribe the reader."""
         if not self._is_known:
             stream = self._plan.stream
             stream.offset_of(row)

@@ -1,9 +1,10 @@
 """Read Parquet files for a scan in Penstock, while Spark lists and commits the files.
 
 Spark's own reader is fast, but its rows cross to Python one value at a time. So if a source's rows are
-reduced to fragments of windows, or to the newest tuples of keys, no row crosses. Spark's file stream lists
-the files of a micro-batch and divides them into tasks, and each task passes its range of rows to Python.
-Python decodes the columns that the scan needs and runs the scan on them, as a p-stream's reader does.
+reduced to fragments of windows, or to the newest tuple of each key, Python reads the files itself, and no row
+crosses. Spark's file stream lists the files of a micro-batch and divides them into tasks. Each task passes
+only a range of row numbers to Python. Python decodes the columns that the scan needs and runs the scan on
+them, as a p-stream's reader does.
 
 Tasks are assigned *ranges* of a fixed length. The first row of range ``k`` of a file is ``k * RANGE``, and
 exactly one task has this row, however Spark divides a file. That task reads the whole range::
@@ -13,7 +14,7 @@ exactly one task has this row, however Spark divides a file. That task reads the
     ranges       |   0   |   1   |   2   |   3   |  4|
                          A: 0, 1, 2      B: 3, 4
 
-So Spark reads no column, only row counts, and its file log, file limits and exactly-once guarantee are
+So Spark reads only row counts, and no column. Its file log, file limits and exactly-once guarantee are
 unchanged.
 """
 
@@ -202,7 +203,7 @@ def _open(file: str, columns: pa.Schema) -> ParquetFile:
 
 
 def _is_coded(file: ParquetFile, column: str) -> bool:
-    """Return whether a column is dictionary-encoded in a file. If not, each value has a length prefix."""
+    """Return whether a column is dictionary-encoded in a file."""
     if not file.metadata.num_row_groups:
         return False
     group = file.metadata.row_group(0)

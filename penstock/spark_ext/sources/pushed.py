@@ -30,7 +30,7 @@ _BATCH_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Selects columns of a p-unit, in Spark's types, before they cross to the JVM.
+    """Selects columns of p-units and converts them to Spark's types, before rows cross to the JVM.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Columns:
         return cls(tuple(selection), spark_schema(fields))
 
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
-        """Return the rows of p-units as they cross to the JVM.
+        """Return the rows of p-units in the form in which they cross to the JVM.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class Pushed:
         return cls(scan, stored, schema if buckets is None else PARCELS, buckets, lookup)
 
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
-        """Return the scan's output for p-units, as it crosses to the JVM.
+        """Return the scan's output for p-units, in the form in which it crosses to the JVM.
 
         Raises
         ------

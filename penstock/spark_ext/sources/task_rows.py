@@ -1,8 +1,9 @@
 """Rows that tasks commit to a p-stream themselves, independently of the sink of their query.
 
 The rows of a task in a micro-batch are one commit, by a writer that only this bucket or partition uses. The
-micro-batch's plan is durable before its rows are visible. So a repeated micro-batch makes the same rows, and
-finds them in the p-stream. Invisible files of other attempts are deleted some micro-batches later.
+micro-batch's plan is durable before its rows are visible. So if a micro-batch runs again, it makes the same
+rows, and finds that the p-stream already has them. Invisible files of other attempts are deleted some
+micro-batches later.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class TaskRows:
         Returns
         -------
         PStream or None
-            The p-stream, if it is time to look for files of failed attempts.
+            The p-stream, if the caller should now look for files of failed attempts; otherwise None.
 
         Raises
         ------
@@ -122,7 +123,7 @@ class TaskRows:
 
 
 def _same_rows(ours: pa.Table, theirs: pa.Table) -> bool:
-    """Return whether tables have the same rows, in any order, because a shuffle changes the order."""
+    """Return whether tables have the same rows, in any order; a shuffle may change the order."""
     if ours.equals(theirs):
         return True
     theirs = theirs.cast(ours.schema)

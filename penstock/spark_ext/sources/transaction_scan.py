@@ -1,4 +1,4 @@
-"""Readers of a p-stream for transactions: no row crosses the JVM before its transaction has run.
+"""Read a p-stream for transactions, so that no row crosses to the JVM before its transaction has run.
 
 With one bucket, a reader's task only passes on the location of its rows, and the bucket's task reads them.
 With several buckets the reader packs rows into parcels for their buckets.
@@ -46,7 +46,7 @@ class TransactionScan:
     columns : Columns
         The columns to read.
     packer : TransactionPacker, optional
-        Packs rows; None if the bucket's task reads them.
+        Packs rows for their buckets; None if there is one bucket, whose task reads the rows.
     """
 
     columns: Columns
@@ -92,7 +92,7 @@ class TransactionScan:
 
 @dataclass(frozen=True)
 class PieceReader:
-    """Reads the rows of pieces that readers passed on. Made on the driver, used in workers.
+    """Reads rows from the locations that readers passed on. Made on the driver, used in workers.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class PieceReader:
 
 
 def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataFrame, PieceReader] | None:
-    """Return the parcels of a p-stream's rows, and the reader of rows that are not in the parcels.
+    """Return the parcels of a p-stream's rows, and the reader of rows that bypass the parcels.
 
     The result is None unless `df` only selects columns of a p-stream under their own names.
     """

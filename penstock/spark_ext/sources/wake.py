@@ -1,7 +1,7 @@
 """A source without rows that makes Spark plan one micro-batch whenever a query starts.
 
-Spark plans a micro-batch for an expired timeout only after another micro-batch has run in the same process.
-So keys that wait when a query stops would wait after a restart until there is new input. A union with this
+After a start, Spark plans a micro-batch for expired timeouts only once another micro-batch has run. So if
+keys wait when a query stops, they would wait after a restart until there is new input. A union with this
 source prevents that: its offset is new at each start, and Spark treats a new offset as new input.
 """
 
@@ -49,7 +49,7 @@ def add_wake(df: DataFrame) -> DataFrame:
 
 
 def _defines_flows() -> bool:
-    """Return whether the program runs in ``spark-pipelines``, which has then imported its module of flows."""
+    """Return whether the program runs in ``spark-pipelines``, by whether its module of flows is imported."""
     flows = sys.modules.get("pyspark.pipelines.graph_element_registry")
     if flows is None:
         return False
@@ -61,7 +61,7 @@ def _defines_flows() -> bool:
 
 
 def register_wake(spark: SparkSession) -> None:
-    """Register the source with a session, once: a flow of a declarative pipeline may not register it."""
+    """Register the source with a session, once, because a flow of a declarative pipeline cannot do so."""
     if spark not in _registered:
         spark.dataSource.register(WakeSource)
         _registered.add(spark)
@@ -90,7 +90,7 @@ class _WakeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return {"start": ""}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """There is nothing to prepare: the offset does not change in a run."""
+        """Do nothing, because the offset does not change while the query runs."""
 
     def latestOffset(self, start: dict[str, str] | None, limit: ReadLimit) -> dict[str, str]:
         return self._offset

@@ -1,8 +1,8 @@
 """Move the keys of windows and joins to another number of buckets, using the units of restored states.
 
-Each old bucket's state is restored and written as a snapshot, whose rows go to the new buckets of their
-groups or keys. All buckets of windows have the same watermark, and new buckets get this watermark. A bucket
-of a join has the newest time of its tuples; a new bucket gets the newest such time of its old buckets.
+The state of each old bucket is restored and written as a snapshot. Each row of the snapshot goes to the new
+bucket of its group or key. All buckets of windows have the same watermark, which new buckets also get. A
+bucket of a join stores the newest time of its tuples; a new bucket gets the newest time of its old buckets.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class OldUnits:
 
 
 def marks_deletes(specification: Mapping[str, Any], side: str) -> bool:
-    """Return whether a side of a join has deletes: whether its input ends with the mark of deletes."""
+    """Return whether a side of a join has deletes, so that its input ends with the mark of deletes."""
     return bool(specification.get("deletes")) and specification[side][-1:] == [_MARK]
 
 
@@ -130,7 +130,7 @@ class WindowBuckets(OldUnits):
     def rescale(self, bucket: int, buckets: int) -> WrittenState | None:
         """Return the state of a new bucket; None if no old bucket has any.
 
-        A bucket without groups also has a watermark, which determines late rows.
+        A bucket without groups also has state: the watermark, which determines late rows.
         """
         if not self._places:
             return None
@@ -152,7 +152,7 @@ class WindowBuckets(OldUnits):
 
     @functools.cached_property
     def _facts(self) -> dict[str, int | None]:
-        """The watermark and the next window, which all buckets have."""
+        """The watermark and the next window, which are the same in all buckets."""
         stored = [self._meta(place) for place in self._places.values()]
         return {
             name: max((meta[name] for meta in stored if meta[name] is not None), default=None)
@@ -180,7 +180,7 @@ class JoinBuckets(OldUnits):
 
     @functools.cached_property
     def _joined(self) -> JoinedStream:
-        """The join, as far as a restore needs it. Its columns are taken from the newest blocks."""
+        """The parts of the join that a restore needs; its columns come from the newest blocks."""
         units = [self._newest(place) for place in self._places.values()]
         key, streams = tuple(self._specification["key"]), []
         for side in SIDES:
@@ -219,7 +219,7 @@ class JoinBuckets(OldUnits):
     def convert(
         self, bucket: int, change: Callable[[str, pa.RecordBatch], pa.RecordBatch]
     ) -> WrittenState | None:
-        """Return a bucket with new columns of its sides."""
+        """Return the state of a bucket with new columns."""
         units, meta = self.units(bucket)
         parts = [
             replace(unit, blocks={**unit.blocks, **{side: change(side, unit.blocks[side]) for side in SIDES}})

@@ -120,7 +120,7 @@ def _compare(old: pa.Schema, new: StructType, fixed: set[str]) -> tuple[list[str
 
 
 def check_input(specification: Mapping[str, Any], columns: StructType) -> None:
-    """Check that the columns of an operator's new input differ from the old ones only by more or wider ones.
+    """Check that an operator's new input has all old columns, with the same or wider types.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def check_input(specification: Mapping[str, Any], columns: StructType) -> None:
 def _old_field(text: str, names: Iterable[str]) -> pa.Field[Any]:
     """Return an old column of the input, from its name and type in the specification.
 
-    A name may contain spaces, so a new name ends there only if a type follows.
+    A name may contain spaces. So a new column's name is taken as the end of a name only if a type follows.
     """
     for name in sorted((one for one in names if text.startswith(f"{one} ")), key=len, reverse=True):
         with contextlib.suppress(InvalidUsageError):
@@ -149,7 +149,7 @@ def _has_type(field: pa.Field[Any], kind: str) -> bool:
 
 
 def _convert(block: pa.RecordBatch, columns: StructType) -> pa.RecordBatch:
-    """Return a table with all its new columns. Unchanged columns keep their Arrow types."""
+    """Return a table with all its new columns; unchanged columns keep their Arrow types."""
     arrays, names = [], block.schema.names
     for column, field in zip(columns, as_arrow_schema(columns), strict=True):
         if field.name not in names:

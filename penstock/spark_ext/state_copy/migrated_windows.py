@@ -1,8 +1,8 @@
 """Migrate the state of windows to wider columns of their input.
 
-Windows hold only the key columns of their input, and partials of values, which are the arguments of
-aggregates. So a new column changes nothing. A wider column widens the partials, and the waiting rows, of the
-values that are computed from it.
+Windows store only the key columns of their input, and partials of the values that are the arguments of
+aggregates. So a new column changes nothing. If a column becomes wider, so do the values that are computed
+from it, in partials and in waiting rows.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def widen_windows(specification: Mapping[str, Any], columns: StructType) -> Wide
 
 
 def _described(name: str, kind: pa.DataType) -> str:
-    """Return a column in the form of specifications."""
+    """Return a column in the form that specifications use."""
     return columns_of(from_arrow_schema(pa.schema([(name, kind)]), prefer_timestamp_ntz=True))[0]
 
 
@@ -118,7 +118,7 @@ def _check_keys(keys: Iterable[str], schema: Iterable[str], columns: StructType)
 
 
 def _check_sketches(partials: Iterable[Partial], widened: set[str]) -> None:
-    """Refuse wider values of sketches, in which Spark's hash of a value depends on its type."""
+    """Refuse wider values for sketches of hashes, because Spark's hash of a value depends on its type."""
     for partial in partials:
         if partial.kind == "sketch" and widened & {*sketch_argument(partial).columns}:
             raise InvalidUsageError(
@@ -129,7 +129,7 @@ def _check_sketches(partials: Iterable[Partial], widened: set[str]) -> None:
 
 
 def _stored_types(partials: Iterable[Partial], kinds: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Return the types of these values in waiting rows, and of their partials."""
+    """Return the stored types: of these values in waiting rows, and of their partials."""
     found = tuple(one for one in partials_of_values(list(partials)) if one.expression in kinds)
     rows = pa.schema([(_PLACE, pa.int64()), *kinds.items()])
     made = row_fragmenter(rows, Fragments(1, _PLACE, "us", (), found)).schema
@@ -139,7 +139,7 @@ def _stored_types(partials: Iterable[Partial], kinds: Mapping[str, pa.DataType])
 def convert_windows(
     copy: QueryCopy, specification: Mapping[str, Any], types: Mapping[str, pa.DataType]
 ) -> Callable[[int], WrittenState | None]:
-    """Return the function that returns a bucket with wider columns."""
+    """Return a function that reads a bucket and returns it with wider columns."""
     old = window_buckets(copy, specification)
 
     def state_of(bucket: int) -> WrittenState | None:

@@ -72,7 +72,7 @@ class OwnBuckets(OwnUnits):
                     )  # fmt: skip
 
     def _other_types(self, block: pa.RecordBatch) -> list[str]:
-        """Return the key columns whose values are in other buckets, because the input has another type."""
+        """Return the key columns whose type differs from the input's, so that keys hash to other buckets."""
         fields = [block.schema.field(name) for name in self._key]
         columns = zip(fields, spark_schema(pa.schema(fields)), strict=True)
         inputs = self._specification["schema"]
@@ -107,7 +107,7 @@ class OwnBuckets(OwnUnits):
 def _concat(name: str, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Return the rows of a table of several buckets.
 
-    Buckets that ran since the operator's code changed may have more or wider columns.
+    If the operator's code has changed, buckets that ran since then may have more or wider columns.
 
     Raises
     ------

@@ -5,10 +5,10 @@ On the driver, without Spark:
 1. write the plan of the copy, ``<new checkpoint>.fork/penstock_fork.json``: the micro-batch and the new id;
 2. write Penstock's state to ``<state>/<new id>/``, which the caller does;
 3. copy Spark's files up to the micro-batch to ``<new checkpoint>.fork/``, with the new id;
-4. sync them, and give the directory its name.
+4. sync them, and give the directory its final name.
 
 Invariants: the old files are only read. Files appear whole or not at all. Before step 4 there is no new
-checkpoint, and a second call with the same arguments continues by the plan of step 1.
+checkpoint; a second call with the same arguments continues from the plan of step 1.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class QueryCopy:
     target : Files
         The directory of the new query's state.
     held : mapping
-        The old pointers, by the number of each of Spark's operators that has pointers.
+        The old pointers of each of Spark's operators that has pointers, by the operator's number.
     buckets : list of CopiedBucket
         The buckets that have state.
     """
@@ -140,7 +140,7 @@ class QueryCopy:
 
     @property
     def has_later_rows(self) -> bool:
-        """Whether the old query's sink may have rows of a later micro-batch."""
+        """Whether the old query's sink may already have rows of a micro-batch after the copied one."""
         return max(list_numbers(self.old / _OFFSETS), default=self.batch) > self.batch
 
     def begin(self) -> None:
@@ -162,12 +162,12 @@ class QueryCopy:
     def copy_spark(self, *, except_pointers_of: int | None = None) -> None:
         """Copy Spark's files up to the micro-batch.
 
-        Logs of sources are copied whole: the copy treats entries after the micro-batch as new.
+        Logs of sources are copied whole. The new query treats entries after the micro-batch as new.
 
         Parameters
         ----------
         except_pointers_of : int, optional
-            The number of an operator of Spark whose pointers are not copied.
+            The number of a Spark operator whose pointers are not copied.
         """
         own_state = self.old / _STATE / str(except_pointers_of)
         for name, keeps in (
@@ -360,7 +360,7 @@ def _buckets(held: Held, operators: Mapping[str, Files], batch: int) -> list[Cop
 
 @contextlib.contextmanager
 def explain_missing_file(bucket: CopiedBucket) -> Iterator[None]:
-    """Add an explanation if a file cannot be read because the query has deleted the version.
+    """If a file cannot be read, explain that the running query may have deleted the version.
 
     Raises
     ------

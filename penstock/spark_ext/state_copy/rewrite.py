@@ -1,8 +1,8 @@
 """Rewrite the buckets of an operator in a copy of its query.
 
 The steps are the steps of `penstock.spark_ext.state_copy.query_copy`. In step 2, each new bucket gets one
-version. In step 3, Spark's pointers are not copied; new pointers are written, as a snapshot of each
-partition. A call that continues an unfinished copy skips finished buckets.
+version. In step 3, Spark's old pointers are not copied. Instead, new pointers are written, as a snapshot of
+each partition of Spark's state. A call that continues an unfinished copy skips finished buckets.
 """
 
 from __future__ import annotations
@@ -102,9 +102,10 @@ def rewrite_buckets(
     specification : mapping
         The new specification.
     state_of : callable
-        Returns the state of a new bucket; None if it has no keys. Called in the buckets' order.
+        Returns the state of a new bucket; None if the bucket has no keys. Called for the buckets in ascending
+        order.
     progress : callable, optional
-        Called with the numbers of finished parts and of all parts.
+        Called with the number of finished parts and the number of all parts.
 
     Returns
     -------
@@ -147,7 +148,7 @@ class RewrittenState(Protocol):
 
 
 class _Collector:
-    """Collects the units of a version; a `State` that is only restored."""
+    """A `State` for loading only: it collects the units of a version."""
 
     def __init__(self, key: list[str]) -> None:
         self._key = key
@@ -203,7 +204,7 @@ def _write_bucket(
 
 
 def _write_pointers(copy: QueryCopy, pointers: Mapping[int, Pointer], due: set[int]) -> None:
-    """Copy Spark's files, with these pointers in place of the old pointers."""
+    """Copy Spark's files, with these pointers instead of the old pointers."""
     (number,) = copy.held
     old, new = copy.spark_state(number)
     copy.copy_spark(except_pointers_of=number)

@@ -61,7 +61,7 @@ class ServedWindowBuckets(OldUnits):
     def rescale(self, bucket: int, buckets: int) -> WrittenState | None:
         """Return the state of a new bucket; None if no old bucket has any.
 
-        A bucket without groups also has a watermark, which determines late rows.
+        A bucket without groups also has state: the watermark, which determines late rows.
         """
         if not self._places:
             return None
@@ -98,7 +98,7 @@ class ServedWindowBuckets(OldUnits):
 
     @functools.cached_property
     def _facts(self) -> dict[str, int | None]:
-        """The watermark, which all buckets have."""
+        """The watermark, which is the same in all buckets."""
         stored = [self._meta(place)["panes"]["watermark"] for place in self._places.values()]
         return {"watermark": max((one for one in stored if one is not None), default=None), "next": None}
 
@@ -155,7 +155,7 @@ def window_buckets(copy: QueryCopy, specification: Mapping[str, Any]) -> WindowB
 
 
 def _select_cells(unit: PUnit, stored: Integers, numbers: Integers) -> dict[str, pa.RecordBatch]:
-    """Return the cells and tuples of groups with these stored numbers, under their new numbers."""
+    """Return the cells and tuples of the groups with these stored numbers, with their new numbers."""
     cells, rows = unit.blocks["cells"], unit.blocks["rows"]
     mine = np.isin(cells.column("key").to_numpy(), stored)
     owner = rows.column(0).to_numpy()
@@ -200,7 +200,7 @@ def _merge_cells(parts: Sequence[_Part]) -> pa.RecordBatch:
 
 
 def _concat(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenate parts, of which some may have sums of two words."""
+    """Concatenate parts, some of which may have sums of two words."""
     wide = functools.reduce(schema_like, [part.schema for part in parts])
     return pa.concat_batches([cast_sums(part, wide) for part in parts])
 

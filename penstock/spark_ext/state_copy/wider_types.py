@@ -1,4 +1,4 @@
-"""Columns and types to which stored rows convert exactly."""
+"""Check that stored rows can be converted exactly to added columns and wider types."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> di
     """Return the pointers of the newest committed micro-batch by bucket, without empty buckets.
 
     Called on the driver. Reads the pointers immediately; the query may be running. Spark numbers its stateful
-    operators and does not store Penstock's names, so a pointer's operator is found from the directory that
-    holds its file.
+    operators and does not store Penstock's names. So the operator of a pointer is found by the directory that
+    holds the pointer's file.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def pointers_of(held: Held, files: Files, buckets: int) -> dict[int, Pointer] | 
 
 
 def _pointers_of(spark: SparkSession, checkpoint: str, number: int) -> dict[int, Pointer] | None:
-    """Return the pointers of one of Spark's operators by label; None if its state is not pointers."""
+    """Return the pointers of one of Spark's operators, by label; None if its state has no pointers."""
     try:
         states = spark.read.format("statestore").option("operatorId", number).load(checkpoint)
     except PySparkException as error:

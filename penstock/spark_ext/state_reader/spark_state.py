@@ -1,8 +1,8 @@
 """Read and write the pointers in Spark's own state, without a Spark task.
 
-Spark can read its state (`penstock.spark_ext.state_reader.committed`). But the first such query of a process
-takes seconds, which is too slow for a recovery. This module reads the files of Spark's default provider for
-``applyInPandasWithState``::
+Spark can read its own state (`penstock.spark_ext.state_reader.committed`), but the first such read in a
+process takes seconds. That is too slow for a recovery. This module reads the files of Spark's default
+provider for ``applyInPandasWithState``::
 
     CHECKPOINT/state/<operator>/_metadata/metadata             what operator it is, and its partitions
     CHECKPOINT/state/<operator>/0/_metadata/schema             keys and values: a bucket's label, a pointer
@@ -91,7 +91,8 @@ def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run
     batch : int
         The micro-batch.
     labels : iterable of int
-        The labels of all possible buckets. Once each label has been seen, no older file is read.
+        The labels of all possible buckets. Files are read from the newest to the oldest, until every label
+        has been seen.
     run : callable, optional
         Like `map`, to read several partitions in parallel.
 
@@ -145,14 +146,14 @@ def has_timeouts(operator: Files) -> bool:
 
 
 def encode_pointers(pointers: Mapping[int, Pointer], due: Container[int] | None) -> bytes:
-    """Return a snapshot of a partition of Spark's state, in blocks that are not compressed.
+    """Return a snapshot of a partition of Spark's state, in uncompressed blocks.
 
     Parameters
     ----------
     pointers : mapping of int to Pointer
         The pointer of each label.
     due : container of int, optional
-        The labels whose timeout has expired, so that Spark calls the operator for them without new rows; None
+        The labels whose timeout has expired. For these, Spark calls the operator even without new rows. None
         if Spark stores no timeouts.
     """
     content = bytearray()
@@ -171,7 +172,7 @@ def encode_pointers(pointers: Mapping[int, Pointer], due: Container[int] | None)
 
 
 def _block(content: bytes) -> bytes:
-    """Return an uncompressed block of Java's LZ4 stream. An empty block is the last."""
+    """Return an uncompressed block of Java's LZ4 stream; an empty block ends the stream."""
     checksum = xxhash.xxh32_intdigest(content, _SEED) & _CHECKSUM_BITS if content else 0
     return _BLOCK.pack(_MAGIC, _RAW | _BLOCK_LEVEL, len(content), len(content), checksum) + content
 

@@ -96,7 +96,7 @@ class Stored:
     specification : mapping
         The operator's specification.
     look : callable
-        Returns the newest unit of some bucket, without its chain; None if nothing is stored yet.
+        Returns the newest unit of any bucket, without its chain; None if nothing is stored yet.
     large : bool
         Whether Spark uses wide offsets for text.
     """

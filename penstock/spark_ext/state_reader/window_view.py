@@ -291,7 +291,7 @@ def _partials(settings: Mapping[str, Any]) -> list[Partial]:
 
 
 def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema | None) -> WindowLayout:
-    """Return the part of a layout that a restore needs, from settings and stored columns."""
+    """Return the parts of a layout that a restore needs, from settings and stored columns."""
     named = {partial.name: partial for partial in _partials(settings)}
     entry = upgrade_entries(empty(entry), named.values()).schema
     at = entry.get_field_index(ENTRY_PANE)

@@ -1,11 +1,11 @@
 """The task of a Python worker for one bucket in one micro-batch: state in, operator, state out.
 
 The pointer protocol. Spark's ``GroupState`` of a bucket holds only a pointer to the newest file of Penstock's
-own state. A task 1. takes the state at the pointer, 2. schedules the deletion of files that the pointer's
-arrival proves unnecessary, once the arrival is durable, 3. runs the operator, 4. commits a new immutable
-version under a unique id, and 5. returns the new pointer to Spark, which commits it with the batch. The
-attempt that Spark commits wins; files of other attempts are orphans that no pointer reaches. If an operator
-follows the clock, all attempts use the times recorded by the first attempt that finished step 3.
+own state. A task 1. takes the state at the pointer, 2. schedules the deletion of files that are unnecessary
+because Spark has committed this pointer, as soon as that commit is durable, 3. runs the operator, 4. commits
+a new immutable version under a unique id, and 5. returns the new pointer to Spark, which commits it with the
+batch. The attempt that Spark commits wins; files of other attempts are orphans that no pointer reaches. If an
+operator follows the clock, all attempts use the times recorded by the first attempt that finished step 3.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _background() -> Executor:
 
 
 def _release(store: BucketStore, held: Handle) -> None:
-    """In the background, delete the files that `held` proves unnecessary, once its arrival is durable."""
+    """In the background, delete the files that `held` makes unnecessary, once Spark's commit is durable."""
 
     def delete() -> None:
         if not store.release(held):
@@ -121,9 +121,9 @@ class TaskShare:
     query_id : str
         The query.
     other_attempts : callable
-        Returns the facts that other attempts at this micro-batch have stored with their state. Once this
-        process has served the bucket in this run of the query, it returns nothing, because no other run can
-        have made a later attempt.
+        Returns the facts that other attempts at this micro-batch have stored with their state. If this
+        process has already served the bucket in this run of the query, it returns nothing, because no other
+        run can have made a later attempt.
     """
 
     bucket: int
@@ -156,16 +156,16 @@ class Operator(Protocol[S]):
     def run(
         self, state: S, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Apply arrivals to the state; return the rows to emit, and the metrics except the state's."""
+        """Apply arrivals to the state; return the rows to emit, and metrics without those of the state."""
 
 
 @runtime_checkable
 class GrowingOperator(Protocol):
-    """An operator whose inputs may gain columns at a restart. Stored tuples have null in new columns."""
+    """An operator to whose inputs a restart may add columns. Stored tuples have null in new columns."""
 
     @property
     def may_add(self) -> Mapping[str, Collection[str]]:
-        """For each setting that lists columns: the columns, as "name type", that may be new."""
+        """For each setting that lists columns: the columns, as "name type", that a restart may add."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ class BucketTask(Generic[S]):
     sweep_batches : int
         The number of micro-batches between two syncs and sweeps of a bucket's directory.
     origin : mapping
-        Facts of a start, as JSON values. The facts of the first start are stored with the operator's
-        description.
+        Facts about this start of the query, as JSON values. Only those of the first start are stored, with
+        the operator's description.
     """
 
     name: str
@@ -292,8 +292,8 @@ class BucketTask(Generic[S]):
     def _sweeps(self, bucket: int, batch_id: int) -> bool:
         """Return whether to sync and sweep now, because of clock records or Spark's log.
 
-        Spark deletes older files of its log before newer files are durable, so some of the newer files must
-        be synced in time.
+        Spark deletes old files of its log even if newer files are not durable yet. So some of the newer files
+        must be synced in time.
         """
         if self.operator.follows_clock:
             return (batch_id + bucket) % self.sweep_batches == 0
@@ -352,7 +352,7 @@ class BucketTask(Generic[S]):
         _CHECKED.add(mark)
 
     def check_same(self, theirs: Mapping[str, Any], path: str) -> list[str]:
-        """Check that a checkpoint was made with the same settings; return settings that gained columns.
+        """Check that a checkpoint was made with the same settings; return the settings with added columns.
 
         Raises
         ------

@@ -55,7 +55,7 @@ def row_fragments(unit: TimeUnit, keys: tuple[str, ...], partials: Iterable[Part
 
 @dataclass(frozen=True, kw_only=True)
 class CountWindowPlan(WindowPlan):
-    """Windows of a number of rows: rows cross the shuffle, and buckets make panes of them.
+    """Windows of a number of rows. Whole rows cross the shuffle, and buckets make panes from them.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def to_micros(name: str, unit: TimeUnit) -> Column:
 
 @dataclass(frozen=True)
 class RowOrderPacker:
-    """Makes parcels of rows that are sorted later, for ``mapInArrow``. Called once per partition.
+    """Makes parcels of rows that the buckets will sort, for ``mapInArrow``. Called once per partition.
 
     Parameters
     ----------

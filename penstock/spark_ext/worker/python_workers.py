@@ -38,11 +38,11 @@ _prepared: WeakSet[Any] = WeakSet()
 def prepare_workers(spark: SparkSession) -> None:
     """Ensure that a session's Python workers can run Penstock; called on the driver, before any function.
 
-    If ``PYSPARK_PYTHON`` is not set, workers run the ``python3`` in PATH, whatever Python the driver runs. On
-    one machine they get the driver's Python, unless ``PYSPARK_PYTHON`` names a Python with Penstock's
-    dependencies. On a cluster, where paths and packages may differ, a small job checks one worker, once.
-    Workers that lack only Penstock itself are sent this package, for this application or session of Spark
-    Connect.
+    If ``PYSPARK_PYTHON`` is not set, Spark's workers run the ``python3`` in PATH, whatever Python the driver
+    runs. In local mode, this function makes them run the driver's Python, unless ``PYSPARK_PYTHON`` names a
+    Python with Penstock's dependencies. On a cluster, paths and packages may differ, so a small job checks
+    one worker, once. If workers lack only Penstock itself, they are sent this package, for this application
+    or session of Spark Connect.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def _lack_in(facts: list[str]) -> str | None:
 
 
 def _lack_of_workers(context: SparkContext) -> str | None:
-    """Run a job of one task to find what workers lack; return it, or None if nothing is missing."""
+    """Run a job of one task; return what workers lack, or None if nothing is missing."""
     try:
         (facts,) = context.parallelize([0], 1).map(_probe()).collect()
     except (Py4JError, PySparkException) as error:
@@ -153,7 +153,7 @@ def _lack_of_workers(context: SparkContext) -> str | None:
 
 
 def _lack_of_server(spark: SparkSession) -> str | None:
-    """Find what workers of Spark Connect lack; return it, or None if nothing is missing."""
+    """Return what workers of Spark Connect lack, or None if nothing is missing."""
     probe = _probe()
 
     def probe_batches(batches: Iterable[Any]) -> Iterator[Any]:

@@ -47,8 +47,8 @@ class QueueOperator:
     stream, query
         See `UpdateQueue` and `serve`.
     options : QueueOptions
-        The budget is for all buckets together. Files do not depend on the working copy, so it is not in the
-        specification.
+        The options. The budget is for all buckets together. `working_copy` is not in the specification,
+        because stored files do not depend on it.
     columns : tuple of str
         Names and Spark types of the input's columns, for the check at a restart.
     weights : KeyWeights, optional
@@ -188,9 +188,9 @@ class QueueOperator:
     ) -> tuple[Arrivals | None, int, int | None, list[pa.RecordBatch]]:
         """Return the arrivals, conflated if memory requires it, the dropped rows, and the newest time.
 
-        The dropped rows are the rows that were dropped before the shuffle, in their final form.
+        The dropped rows are those that were dropped before the shuffle, in their final form.
 
-        Parcels come in any order: their rows carry their positions.
+        Parcels may come in any order, because rows carry their positions.
         """
         dropped = size_bytes = 0
         newest: int | None = None
@@ -236,8 +236,9 @@ def follows_clock(policy: Policy, budget: Budget) -> bool:
 def share(budget: Budget, task_share: TaskShare) -> Budget:
     """Return a bucket's share of a budget.
 
-    Shares of rows add up to the budget; the buckets that get one more row rotate with the batch. Buckets of
-    one partition are served one after the other, so they divide its time.
+    Shares of rows add up to the budget. If the rows cannot be divided evenly, each batch gives one more row
+    to other buckets. A time budget is divided among the buckets of a partition, because they are served one
+    after the other.
     """
     rows, duration = budget.rows, budget.duration_us
     if rows is not None:

@@ -1,12 +1,12 @@
 """Requests to a stream of transactions: how they reach the buckets, and how answers reach clients.
 
 Requests travel like events: Spark plans the requests of a micro-batch, and parcels carry them to their
-buckets. There they run before the events of the micro-batch. So Spark's log of offsets fixes the order of
-requests and events, and a micro-batch that runs again gives the same answers.
+buckets. In a bucket, requests run before the events of the micro-batch. So Spark's offset log determines the
+order of requests and events, and a micro-batch that runs again gives the same answers.
 
-The task of a bucket publishes its answers itself, so that any sink may take the results. The order of a
-micro-batch is durable before its answers are visible. The answers are one commit of the bucket's writer,
-under the micro-batch's number. Another attempt finds this commit.
+The task of a bucket publishes the answers itself, so the query may have any sink. The order of a micro-batch
+is durable before its answers are visible. The answers are one commit of the bucket's writer, with the
+micro-batch's number. If another attempt runs, it finds this commit.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class OpenRequests:
     ) -> OpenRequests:
         """Open the p-streams of requests and answers; see `PlannedRequests.plan`.
 
-        If `answers` takes the answers, nothing is created: the p-stream of requests must exist.
+        If `answers` is given, nothing is created, and the p-stream of requests must exist.
         """
         place = absolute_location(location).rstrip("/")
         packer = RequestPacker(RequestPrograms.collect(catalog, buckets, route), buckets, route)

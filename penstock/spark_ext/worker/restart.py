@@ -1,8 +1,8 @@
 """Check a query's output mode and checkpoint when it starts.
 
-Spark has no hook for this check: it plans an operator again at each start, and calls a function in a worker
-only if there are rows for it. So `check_starts` wraps ``DataStreamWriter.start`` and ``toTable``, once in
-this process. A query without a Penstock operator is refused only if a power cut damaged its checkpoint: Spark
+Spark has no hook for this check: it plans an operator again at each start, and calls the operator in a worker
+only if there are rows. So `check_starts` wraps ``DataStreamWriter.start`` and ``toTable``, once in each
+process. A query without a Penstock operator is refused only if a power cut damaged its checkpoint. Spark
 would fail later, without naming the repair.
 """
 
@@ -63,8 +63,8 @@ _checked: set[type[Any]] = set()
 def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "") -> str:
     """Register an operator, so that it is checked when its query starts.
 
-    Return the unique name of the operator in Spark's plans. The name contains the operator's `route`, for
-    readers of the plan.
+    Return the unique name of the operator in Spark's plans. It contains the operator's `route`, so that users
+    can see it in the plan.
     """
     check_starts(spark)
     name = "_".join(part for part in (task.name, route, str(next(_numbers))) if part)
@@ -132,7 +132,7 @@ def _find_start(query: StreamingQuery) -> functools.partial[StreamingQuery] | No
 
 
 def _note_settings(setter: Callable[..., DataStreamWriter]) -> Callable[..., DataStreamWriter]:
-    """Return a setter that also notes the settings in the writer's `_SETTINGS`."""
+    """Wrap a writer's setter so that it also records the settings in the writer's `_SETTINGS`."""
 
     @functools.wraps(setter)
     def note_and_set(writer: DataStreamWriter, /, *arguments: Any, **options: Any) -> DataStreamWriter:
@@ -146,7 +146,7 @@ def _note_settings(setter: Callable[..., DataStreamWriter]) -> Callable[..., Dat
 def _settings_in(
     method: Callable[..., Any], writer: DataStreamWriter, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> dict[str, str]:
-    """Return the settings in a call of a writer's method; none if Spark will refuse the call."""
+    """Return the settings that a call of a writer's method makes; none if Spark will refuse the call."""
     try:
         bound = signature(method).bind(writer, *arguments, **options).arguments
     except TypeError:
@@ -160,7 +160,7 @@ def _settings_in(
 def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
     """Return a function that checks a query's checkpoint and Penstock's operators, and starts it.
 
-    The returned function raises what `start` does, and
+    The returned function raises the errors of `start`, and
 
     - `CorruptDataError` if a power cut damaged the checkpoint;
     - `InvalidUsageError` for an unsupported output mode, or a checkpoint that was made with another key,
@@ -232,7 +232,8 @@ def _check_writable(location: str) -> None:
 def _id_in(checkpoint: str | None) -> str | None:
     """Return the id of the query to which a checkpoint on a local disk belongs; None if it has none.
 
-    Spark itself reports a checkpoint that is not a directory, or has other metadata.
+    If the checkpoint is not a directory or has unknown metadata, the result is also None, because Spark
+    itself reports these errors.
     """
     path = None if checkpoint is None else local_path(checkpoint)
     try:
@@ -305,7 +306,7 @@ def _log_notes(
 
 
 def _notes_of(task: BucketTask[Any], own: str | None, *, has_commits: bool) -> Iterator[str]:
-    """Check one operator of the query with the id `own`; None if it is new."""
+    """Check one operator of the query with the id `own`; return notes, or None if the operator is new."""
     if own is not None and _check_known(task, own):
         return
     yield from missing_state_notes(task.name, task.state_location, own, has_commits=has_commits)

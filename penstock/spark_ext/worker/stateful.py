@@ -147,20 +147,21 @@ class Stateful:
         rows : pyarrow.Schema
             The output's Arrow schema.
         waits : bool
-            Whether keys may be left for later triggers, which then come even without new input.
+            Whether keys may be left for later triggers. If so, Spark triggers even without new input.
         own_workers : bool
-            Whether the operator runs in separate workers, because its state is slow to reload. Spark assigns
-            idle workers in turn. So if workers also read and unpack, a bucket rarely gets the worker with its
-            state. Separate workers take more than a second to start.
+            Whether the operator runs in separate workers, because its state is slow to reload. If workers
+            also read rows, a bucket rarely gets the worker that holds its state, because Spark assigns idle
+            workers in turn. Separate workers take more than a second to start.
         into : OperatorRows, optional
             Writes the operator's results. If given, the output is descriptors instead of rows.
         route : str
-            The way in which rows reach the operator; a part of its name in Spark's plans.
+            How rows reach the operator; a part of the operator's name in Spark's plans.
         origin : mapping, optional
             Facts of this start; see `BucketTask`.
         coordinator : Coordinator, optional
             Runs the transactions that buckets export, in one task after the buckets. A bucket with exports
-            gets two versions, its own and the coordinator's continuation, so twice as many versions stay.
+            gets two versions in a micro-batch: its own, and the coordinator's continuation. So twice as many
+            versions are kept.
         """
         skip_size_of_each_row(parcels.sparkSession)
         versions = self.retain_versions * (1 if coordinator is None else 2)
@@ -284,7 +285,8 @@ def take_exports(
 ) -> tuple[Pointer, list[pa.RecordBatch], list[pa.RecordBatch]]:
     """Return the bucket's pointer, the exports to the coordinator, and an operator's other results.
 
-    If there are exports, the coordinator publishes the version at this pointer in the same micro-batch.
+    If there are exports, this is the pointer to the version that the coordinator publishes in the same
+    micro-batch.
     """
     # The packer's kernels are loaded only by processes that forward transactions.
     from penstock.procedures.partitions.continuations import continuation_of
@@ -311,8 +313,8 @@ def result_frames(
     """Return parcels as rows of `_RESULT_SCHEMA`, in frames that bound Spark's buffering.
 
     The metrics, if any, are in the first row, so that a small result is one row. Spark passes a task's output
-    on once it has more than `batch_rows` rows, whatever their size, so it would hold all windows of a large
-    micro-batch at once, four times over. Pad with empty rows so that Spark flushes every `held_bytes`.
+    on only when it has more than `batch_rows` rows, whatever their size. So it would hold all windows of a
+    large micro-batch at once, in four copies. Pad with empty rows so that Spark flushes every `held_bytes`.
     """
     import pandas as pd  # only workers of Spark load it
 
@@ -380,8 +382,8 @@ def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
 def with_safe_names(df: DataFrame, *, declared: bool = False) -> DataFrame:
     """Return `df` with column names that are safe for mapInArrow, which looks columns up by name.
 
-    mapInArrow neither finds names with dots nor distinguishes names that differ only in case. Other names
-    stay, because new names cost a copy of each row.
+    mapInArrow does not find names with dots, and does not distinguish names that differ only in case. Only
+    such columns get new names, because renaming costs a copy of each row.
     """
     names = df.columns
     if len({name.lower() for name in names}) == len(names) and all(name.isidentifier() for name in names):
@@ -392,7 +394,7 @@ def with_safe_names(df: DataFrame, *, declared: bool = False) -> DataFrame:
 
 
 def with_silent(output: StructType, known: Iterable[str]) -> StructType:
-    """Return the columns of results and of rows of silent keys, in which only `known` columns have values.
+    """Return the columns of the output with rows of silent keys, which have values only in `known` columns.
 
     Raises
     ------
@@ -403,7 +405,7 @@ def with_silent(output: StructType, known: Iterable[str]) -> StructType:
 
 
 def with_mark(output: StructType, known: Iterable[str], mark: str) -> StructType:
-    """Return the columns, with a mark for rows in which only `known` columns have values."""
+    """Add a mark for rows in which only `known` columns have values; all other columns may be null."""
     never_null = set(known)
     columns = [
         StructField(one.name, one.dataType, one.nullable or one.name not in never_null) for one in output
@@ -430,13 +432,13 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
 
 
 def check_streaming(df: DataFrame) -> None:
-    """Check that a DataFrame is streaming, and that its query has room for an operator with state.
+    """Check that a DataFrame is streaming, and that its query has no operator with state yet.
 
     Raises
     ------
     InvalidUsageError
-        If it is not streaming, its query already has an operator with state, or two of its sources read a
-        p-stream under one name.
+        If the DataFrame is not streaming, its query already has an operator with state, or two of its sources
+        read a p-stream under one name.
     """
     if not df.isStreaming:
         raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")

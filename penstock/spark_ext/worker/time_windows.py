@@ -1,6 +1,7 @@
 """Windows of time and session windows as operators of Spark.
 
-The map side makes pane partials. For windows with deletes, rows cross the shuffle, and buckets fold them.
+The map side makes pane partials, which cross the shuffle. For windows with deletes, whole rows cross the
+shuffle, and buckets make the partials.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ MARK = Partial("max", DELETES, _MARK)
 
 @dataclass(frozen=True, kw_only=True)
 class TimeWindowPlan(WindowPlan):
-    """Windows of a length in time.
+    """Windows of a fixed length in time.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ class TimeWindowPlan(WindowPlan):
         return EntryPacker.build(self.fragments, self.schema, buckets)
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return the function that makes results of windows without Spark; see `WindowPlan.finish`."""
+        """Return a function that computes results of windows without Spark; see `WindowPlan.finish`."""
         return None if self.local or self.options.by_key else self.finish_emitted(steps)
 
     @property
@@ -128,7 +129,7 @@ class SessionWindowPlan(WindowPlan):
     Parameters
     ----------
     gap_ms : int
-        The least distance at which an event begins a new session.
+        The gap. An event at least this long after the previous event begins a new session.
     """
 
     gap_ms: int
@@ -228,7 +229,7 @@ def add_mark(output: StructType, name: str, option: str) -> StructType:
 
 @dataclass(frozen=True, kw_only=True)
 class DeletingWindowPlan(TimeWindowPlan):
-    """Windows of a length in time whose rows may delete their group.
+    """Windows of a fixed length in time whose rows may delete their group.
 
     Parameters
     ----------
@@ -264,7 +265,7 @@ class DeletingWindowPlan(TimeWindowPlan):
         return EntryPacker(1, self.arriving, buckets)
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return None: only Spark makes results of these windows."""
+        """Return None, because only Spark can compute results of these windows."""
         return None
 
     @property

@@ -59,7 +59,7 @@ class TransactionOperator:
     initial : InitialRows, optional
         The initial rows of tables.
     reader : PieceReader, optional
-        Reads the rows, if the parcels only have places in a p-stream.
+        Reads the rows, if the parcels only name locations in a p-stream.
     requests : RequestPrograms, optional
         The procedures that requests may call. Requests run before the events of their micro-batch.
     answers : Answers, optional
@@ -107,7 +107,7 @@ class TransactionOperator:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Whether this start has initial rows. Empty buckets load them only if the first start had them."""
+        """Whether this start has initial rows; empty buckets load them only if the first start had some."""
         return {HAS_INITIAL_ROWS: self.initial is not None}
 
     @property
@@ -171,7 +171,7 @@ class TransactionOperator:
         return batches, metrics
 
     def _check_program(self, share: TaskShare) -> None:
-        """Check that no other program has run this micro-batch: readers may have seen its results."""
+        """Check that no other program has run this micro-batch, because readers may have seen its results."""
         for facts in share.other_attempts():
             if facts.get("program", self.program.digest) != self.program.digest:
                 raise InvalidUsageError(
@@ -215,7 +215,7 @@ class TransactionOperator:
         forwarding: Forwarding,
         metrics: BatchMetrics,
     ) -> list[pa.RecordBatch]:
-        """Run the transactions that need no other bucket; return their results, and exports for the rest."""
+        """Run the transactions that need no other bucket; return their results, and export the others."""
         events = cast_to_schema(rows.select(forwarding.event.names), forwarding.event)
         split, first = forwarding.split(events, share.bucket), state.transactions
         own = pa.array(split.own)

@@ -84,7 +84,7 @@ class ParcelInputs:
         return [batch for _, batch in sorted(self._arriving[side], key=lambda one: one[0])]
 
     def watermark(self, side: int, delay: int) -> int | None:
-        """Return the watermark of an input, in panes, if its parcels hold a watermark."""
+        """Return the watermark of an input, in panes; None if its parcels have none."""
         newest = self.newest[side]
         return None if newest is None else newest - delay
 
@@ -106,11 +106,11 @@ class WindowOperator:
     weights : str or KeyWeights, optional
         See `UpdateWindows`.
     closing : WindowEmitter, optional
-        The processing of windows before they are emitted, in append mode.
+        Processes windows before they are emitted, in append mode.
     late : LateStream, optional
         Writes the dropped rows into a p-stream.
     steps : int
-        The steps of the time in the unit of pane numbers.
+        How many units of the time column one unit of pane numbers is.
     ttl : int, optional
         See `UpdateWindows`.
     """
@@ -258,12 +258,12 @@ def _mark(rows: pa.RecordBatch, *, silent: bool) -> pa.RecordBatch:
 
 
 def _older_than(oldest: int | None) -> _IsLate:
-    """Return the function that marks rows before a pane or time."""
+    """Return a function that marks rows before a pane or time."""
     return lambda rows: pc.less(rows.column(PLACE), NEVER if oldest is None else oldest).fill_null(True)
 
 
 def _late_in(state: SessionPanes, codec: GroupCodec) -> _IsLate:
-    """Return the function that marks rows in the sessions that were dropped."""
+    """Return a function that marks the rows in late sessions."""
 
     def mark(rows: pa.RecordBatch) -> pa.Array[Any]:
         late = state.late_sessions

@@ -85,7 +85,7 @@ class WindowPlan(ABC):
     weights : str or KeyWeights, optional
         See `WindowOperator`.
     extreme : Extreme, optional
-        The filter of windows, if not all windows are wanted.
+        A filter, if only the windows with an extreme value are needed.
     wraps : bool
         As in `Assembly`.
     dropped : StructType, optional
@@ -136,12 +136,12 @@ class WindowPlan(ABC):
 
     @property
     def assembly(self) -> Assembly:
-        """The computation of aggregates from windows."""
+        """Computes aggregates from the partials of windows."""
         return Assembly.from_decomposition(self.decomposition, wraps=self.wraps)
 
     @abstractmethod
     def packer(self, buckets: int) -> EntryPacker:
-        """Return the packer of the shuffle's input."""
+        """Return the packer, which makes the input of the shuffle."""
 
     def results(self, place: Stateful, parcels: DataFrame, columns: Iterable[str]) -> DataFrame:
         """Return the windows that parcels make.
@@ -188,7 +188,7 @@ class WindowPlan(ABC):
         return place.run(parcels, operator, schema, fold.made, waits=False, own_workers=own)
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return the function that makes results of windows in the operator; None if only Spark can do so.
+        """Return a function that computes results inside the operator; None if only Spark can do so.
 
         Parameters
         ----------
@@ -198,7 +198,7 @@ class WindowPlan(ABC):
         return None
 
     def finish_emitted(self, steps: Sequence[Step] = ()) -> Finish:
-        """Return the function that makes results of emitted windows without Spark; see `finish`."""
+        """Return a function that computes results of emitted windows without Spark; see `finish`."""
         return Finish(
             as_arrow_of_spark(self.emitted),
             as_arrow_of_spark(self.output),
@@ -213,7 +213,7 @@ class WindowPlan(ABC):
 
     @property
     def _span(self) -> Span | None:
-        """The columns with the bounds of windows, if these do not follow from `START`."""
+        """The columns with the bounds of windows, for windows whose bounds do not follow from `START`."""
         return None
 
     @property
@@ -267,7 +267,7 @@ class WindowPlan(ABC):
 
     @property
     def steps(self) -> int:
-        """The steps of the time in the unit of pane numbers; 1 if pane numbers are times."""
+        """How many units of the time column one unit of pane numbers is; 1 if pane numbers are times."""
         return 1
 
     @property
@@ -355,7 +355,7 @@ def cast_to_field(column: Column, field: StructField) -> Column:
 
 
 def aggregate_text(df: DataFrame | None, name: str, aggregate: str | Column) -> str:
-    """Return an aggregate as SQL; for a Spark column, its text, if Spark parses that to the same column.
+    """Return an aggregate as SQL; for a Spark column, its text, if Spark parses it to the same column.
 
     Parameters
     ----------
@@ -389,7 +389,7 @@ def aggregate_text(df: DataFrame | None, name: str, aggregate: str | Column) -> 
 
 
 def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
-    """Return the inputs of partials as columns, and the partials of these columns."""
+    """Return the inputs of partials as columns, and the same partials over these columns."""
     names = value_names(split.partials)
     return [sf.expr(text).alias(name) for text, name in names.items()], partials_of_values(split.partials)
 
