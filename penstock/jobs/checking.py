@@ -20,12 +20,12 @@ __all__ = ["check_checkpoint", "check_pipeline", "check_with_options"]
 def check_with_options(
     pipeline: str, overrides: list[str], options: Mapping[str, str | None], **arguments: Any
 ) -> tuple[Pipeline, Document]:
-    """Do as `check_pipeline`, with options of a command that stand for overrides of fields.
+    """Check as `check_pipeline` does; `options` are a command's options that override fields.
 
     Raises
     ------
     PipelineError
-        As `check_pipeline`; its lines name an option, not the override.
+        As for `check_pipeline`; the lines name the option instead of the field that it overrides.
     """
     from penstock.conf.document import PipelineError
 
@@ -52,8 +52,7 @@ def check_pipeline(
     """Read a pipeline, and check its places, columns, expressions and checkpoint.
 
     With `inputs`, also check that the files that the pipeline reads exist. The Spark settings in `settings`
-    and in the pipeline determine how S3 is reached. Set `own_process` if the process does nothing but run the
-    pipeline.
+    and in the pipeline determine how S3 is reached. Set `own_process` if this process only runs the pipeline.
 
     Raises
     ------
@@ -95,7 +94,7 @@ def check_pipeline(
 
 
 def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
-    """Check that the pipeline can continue from its checkpoint, if that is on a local disk.
+    """Check that the pipeline can continue from its checkpoint, if the checkpoint is on a local disk.
 
     Raises
     ------
@@ -138,12 +137,15 @@ def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
 
 
 def _declares_columns(section: tuple[FieldPath, Source]) -> bool:
-    """Return whether a source's columns are known before a run; Spark may read others from files."""
+    """Return whether a source's columns are known before a run; otherwise Spark reads them from files."""
     return section[1].type not in ("files", "kafka") or getattr(section[1], "columns", None) is not None
 
 
 def _fixed_parts(lines: list[str], *, columns: bool) -> list[str]:
-    """Return the lines of a plan's shape without what only the run knows: whole paths, perhaps columns."""
+    """Return the lines of a plan's shape without the parts that are known only in a run.
+
+    These parts are absolute paths and, unless `columns` is set, columns.
+    """
     entries = []
     for line in lines:
         entry = json.loads(line)
@@ -156,12 +158,12 @@ def _fixed_parts(lines: list[str], *, columns: bool) -> list[str]:
 
 
 def _check_buckets(pipeline: Pipeline, directory: GraphDirectory) -> None:
-    """Check that state has the number of buckets that the operator's section names, if it names one.
+    """If the operator's section has a number of buckets, check that the state has the same number.
 
     Raises
     ------
     InvalidUsageError
-        If it has another number.
+        If the numbers differ.
     """
     from penstock.checkpointing.files import open_files
     from penstock.errors import InvalidUsageError
@@ -185,7 +187,7 @@ def _check_buckets(pipeline: Pipeline, directory: GraphDirectory) -> None:
 
 
 def _has_users_code(pipeline: Pipeline) -> bool:
-    """Return whether a pipeline runs its user's Python code, as far as the pipeline can be read."""
+    """Return whether a pipeline runs Python code of its user, as far as the pipeline can be read."""
     from penstock.errors import InvalidUsageError
     from penstock.jobs.cluster.modules import user_code
 
@@ -196,7 +198,7 @@ def _has_users_code(pipeline: Pipeline) -> bool:
 
 
 def _check_local(settings: Mapping[str, str]) -> Callable[[Pipeline, Document], object]:
-    """Return the function that checks a pipeline for the local engine, which takes no Spark settings."""
+    """Return a function that checks a pipeline for the local engine, which takes no Spark settings."""
     from penstock.errors import InvalidUsageError
     from penstock.jobs.local.pipeline import check_local_pipeline
 

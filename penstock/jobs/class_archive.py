@@ -68,7 +68,7 @@ def require_java() -> None:
 
 
 def class_archive(directory: Path | None = None) -> Path | None:
-    """Return the path of the archive for this Python's Spark and its Java, whether it exists or not.
+    """Return the path of the archive for this Python's Spark and Java, whether the file exists or not.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def archive_options() -> dict[str, str]:
 
 
 def make_class_archive() -> Path:
-    """Run small queries in a separate JVM, which compiles their kernels, and archive its loaded classes.
+    """Run small queries in a separate JVM, and archive the classes that it loads; also compile kernels.
 
     Takes about half a minute. Replaces an existing archive. Returns its path.
 

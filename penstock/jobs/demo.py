@@ -6,7 +6,7 @@ The same stream of trades is sent through an expensive query twice, each time by
 - *update queue*: `penstock.update_queue` with linecutting; of each symbol only the newest trade waits.
 
 The cost of a tuple is calibrated on this machine so that trades arrive `LOAD` times as fast as all cores
-together can serve them. Both queries may spend the same time per trigger on serving.
+together can serve them. Both queries may serve for the same time in each trigger.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Valuation:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Measures the cost of a path of the query in a worker, and loads the queries' dependencies in it."""
+    """Measures the cost of one random walk in a worker, and loads the queries' dependencies in the worker."""
 
     paths: int
 
@@ -112,11 +112,11 @@ class _Probe:
 
 
 def _calibrate(spark: SparkSession, work: Path) -> _Valuation:
-    """Return the query with the number of paths at which a tuple costs `_COST_US` in an update queue.
+    """Return the query with as many random walks as make a tuple cost `_COST_US` in an update queue.
 
-    The first guess comes from running the query alone on all cores. Then an update queue runs it and measures
-    the cost of a tuple while Spark does all its other work. The first batches are ignored, because the JVM
-    still compiles.
+    The first guess comes from running the query alone on all cores. Then an update queue runs the query, and
+    measures the cost of a tuple together with Spark's other work. The first batches are ignored, because the
+    JVM is still compiling then.
     """
     cores = spark.range(_CORES, numPartitions=_CORES)
     nanoseconds = 0.0

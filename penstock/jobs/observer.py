@@ -62,7 +62,7 @@ class Observer:
         return int(np.searchsorted(self._arrived_us, at_us, side="right"))
 
     def deliver(self, sequences: Integers, at_us: int) -> None:
-        """Record that these updates reached the application. Call in order of time."""
+        """Record that these updates reached the application; calls must be in order of time."""
         with self._lock:
             self._deliveries.append((at_us, sequences.astype(np.int64)))
 

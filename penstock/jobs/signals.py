@@ -26,11 +26,11 @@ _STOPPING = b"stopping; another signal ends the process at once\n"
 
 
 class StopSignals(AbstractContextManager["StopSignals"]):
-    """Note SIGINT and SIGTERM in `received`; the second signal ends the process at once.
+    """Record SIGINT and SIGTERM in `received`; the second signal ends the process at once.
 
-    Used on the driver's main thread; in other threads it does nothing. Spark replaces the handler of SIGINT
-    when its context starts: call `take` after that. Blocks may be nested: a signal that the inner block noted
-    is passed to the outer block.
+    Used on the driver's main thread; in other threads it does nothing. When Spark's context starts, it
+    replaces the handler of SIGINT, so call `take` after that. Blocks may be nested. A signal that the inner
+    block received is also passed to the outer block.
 
     Parameters
     ----------

@@ -32,13 +32,13 @@ def cache_directory() -> Path | None:
 
 
 def file_facts(*paths: str | Path) -> str:
-    """Return a digest of files' paths and modification times, which changes with each new version."""
+    """Return a digest of the paths and modification times of files; it changes with each new version."""
     facts = [(os.path.realpath(path), Path(path).stat().st_mtime_ns) for path in paths]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
 def home_without_zip() -> Path | None:
-    """Return the path of a Spark home without its zip file, whether it exists or not.
+    """Return the path for a Spark home without the zip file, whether this home exists or not.
 
     Returns
     -------

@@ -49,8 +49,7 @@ _LEAST_TEXTS = 1 << 16
 class TableSet:
     """The tables of one bucket, with their versions and the programs that run over them.
 
-    Transactions run one after the other (H-Store's principle), so the state depends only on the events and
-    their order.
+    Transactions run one after the other, so the state depends only on the events and their order.
 
     Parameters
     ----------
@@ -66,12 +65,11 @@ class TableSet:
     is_new : bool
         Whether nothing was stored or restored yet.
     offset : int, optional
-        The offset in a command log; the tables hold all calls before it.
+        An offset in a command log; the tables include all calls before this offset.
     program : str, optional
         The digest of the program that ran last, which stored versions record.
     request_memory : object
-        An index that requests derive from a table of this state (`penstock.procedures.requests`); None until
-        they do.
+        The index of remembered requests (`penstock.procedures.requests`); None until it is made.
     evaluation : Evaluation, optional
         The evaluation of batches on several threads; None for one thread.
     """
@@ -123,7 +121,7 @@ class TableSet:
             self.evaluation.close()
 
     def clear(self, table: str) -> None:
-        """Forget all rows of a table, as if the table had never had rows."""
+        """Remove all rows of a table, as if the table had never had rows."""
         self._tables[table] = TableRows(self._tables[table].spec, self.texts)
 
     def put_back(self, tables: Mapping[str, TableRows], transactions: int) -> None:
@@ -167,7 +165,7 @@ class TableSet:
     def _run_plain(
         self, program: PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None
     ) -> pa.RecordBatch:
-        """Run a procedure in Python over the rows that it asks for; write its changes back."""
+        """Run a procedure in Python over rows that are loaded on demand; write its changes back."""
         tables = {spec.name: self._tables[spec.name] for spec in program.tables}
         plain = PlainRounds(
             program.dependencies,
@@ -190,7 +188,7 @@ class TableSet:
         return rows
 
     def event_arrays(self, program: Program, events: pa.RecordBatch) -> list[npt.NDArray[Any]]:
-        """Return events as kernels take them."""
+        """Return events as the arrays that kernels take."""
         arrays: list[npt.NDArray[Any]] = []
         for column, values in zip(program.event, events.columns, strict=True):
             if not column.is_list:
@@ -271,7 +269,7 @@ class TableSet:
                 self.forwarded = unit.fields.count("forwarded")
 
     def forget_deleted(self) -> None:
-        """Forget deleted keys and unused texts. A later delta would lack them, so none may follow."""
+        """Forget deleted keys and unused texts; `delta` must not follow, because it would lack them."""
         for table in self._tables.values():
             table.forget_deleted()
         self._forget_texts()
@@ -288,7 +286,7 @@ class TableSet:
 
 
 def plain_rows(program: PlainProgram, results: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Return the results of a procedure that Python runs as Arrow."""
+    """Return the results of a procedure that ran in Python, as Arrow."""
     schema = result_schema(program)
     columns: list[Any] = list(zip(*results, strict=True)) or [[] for _ in schema]
     arrays = [from_python(values, field.type) for values, field in zip(columns, schema, strict=True)]
@@ -296,7 +294,7 @@ def plain_rows(program: PlainProgram, results: Sequence[tuple[Any, ...]]) -> pa.
 
 
 class Run:
-    """Events of a compiled program that run over tables, and their results.
+    """A run of a compiled program: its events, and their results.
 
     `advance` runs whole rounds. `advance_transaction` runs one transaction of a workflow: it takes the stream
     rows that earlier transactions emitted, and returns the rows for later transactions.
@@ -409,7 +407,7 @@ class Run:
     def own_room(
         entries: int = _FIRST_UNDO,
     ) -> tuple[npt.NDArray[np.int64], tuple[npt.NDArray[Any], ...]]:
-        """Return the numbers and the undo log for one of several threads."""
+        """Return the working arrays of one of several threads: its numbers, and its undo log."""
         return np.zeros(2, np.int64), _undo_log(entries)
 
     def results(self) -> pa.RecordBatch:

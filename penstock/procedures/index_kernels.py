@@ -1,12 +1,12 @@
 """The hash index of a table: open addressing with one word per key.
 
-An entry is two adjacent words, so that a look-up usually reads one cache line: the key's word, and the slot
-of its row plus one, or 0 if the entry is free. A key of one column is its own word. The word of a longer key
-is a hash, and the columns are compared. Deleting an entry moves up the entries after it, so no tombstone
-remains. At most half of the entries are used.
+An entry is two adjacent words: the key's word, and the slot of its row plus one, or 0 if the entry is free.
+So a look-up usually reads one cache line. The word of a key of one column is its value. The word of a longer
+key is a hash, so a look-up also compares the columns. When an entry is deleted, the entries after it move up,
+so there are no tombstones. At most half of the entries are used.
 
-Four keys that differ only in the two lowest bits of their last column start in one cache line, because a
-transaction often accesses neighbours, such as the lines of an order.
+A transaction often accesses neighbouring keys, such as the lines of an order. So the entries of four keys
+that differ only in the two lowest bits of their last column start in the same cache line.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def prefetch_entry(entries: Entries, shift: int, word: int) -> None:
 
 @kernel
 def peek(entries: Entries, shift: int, word: int) -> int:
-    """Return the slot of a row whose key has the given word, -1 if there is none. Keys may share a word."""
+    """Return the slot of any row whose key has the given word, -1 if there is none; keys may share a word."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
     while True:
@@ -184,7 +184,7 @@ def peek(entries: Entries, shift: int, word: int) -> int:
 
 @kernel
 def put_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
-    """Add an entry. The index has room and no entry of its key."""
+    """Add an entry; the index must have room for it, and no entry with its key."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
     while entries[2 * at + 1] != 0:
@@ -214,7 +214,7 @@ def remove_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
 
 @kernel
 def add_entries(entries: Entries, shift: int, words: Entries, slots: Entries) -> None:
-    """Add entries of distinct keys. The index has room for them."""
+    """Add entries of distinct keys; the index must have room for them."""
     for i in range(words.shape[0]):
         if i + _AHEAD < words.shape[0]:
             prefetch_entry(entries, shift, words[i + _AHEAD])

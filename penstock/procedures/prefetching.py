@@ -1,9 +1,9 @@
-"""Prefetching: load the memory for look-ups of later events while earlier events run.
+"""Prefetching: load memory into the cache for look-ups of later events, while earlier events run.
 
-A look-up is determined if each column of its key is an attribute of the event or an element of one of its
-lists, as in TStream §II-B, F2. In tables that are larger than the cache, a look-up waits twice: for the
-index entry and for the row. The kernel prefetches the entry two distances before its event runs, and the row
-one distance before the event. A prefetch changes no data, so rows may be inserted and deleted in between.
+A look-up is determined if each column of its key is an attribute of the event or an element of one of the
+event's lists (TStream §II-B, F2). If a table is larger than the cache, a look-up waits twice: for the index
+entry and for the row. With a prefetch distance of d events, the kernel prefetches the index entry 2 d events
+ahead, and the row d events ahead. A prefetch changes no data, so rows may be inserted and deleted in between.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lookup:
 
 
 def find_lookups(text: ProcedureText, layout: Layout) -> tuple[list[Lookup], dict[str, list[str]]]:
-    """Return the determined look-ups of a program, and the columns that it uses of each table."""
+    """Return the determined look-ups of a program, and which columns of each table the program uses."""
     lookups: dict[Lookup, None] = {}
     used: dict[str, dict[str, None]] = {name: {} for name in layout.tables}
     _search(text, {column.name: column.name for column in layout.event}, layout, lookups, used)
@@ -131,7 +131,7 @@ def callee_of(node: ast.AST, text: ProcedureText) -> ProcedureText | None:
 
 
 def trace_arguments(node: ast.expr, text: ProcedureText, sources: Sources) -> Sources:
-    """Return the sources of the event that a procedure passes on."""
+    """Return where the attributes of an event come from that a procedure passes to another procedure."""
     if isinstance(node, ast.Name):
         return sources if node.id == text.event else {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -143,7 +143,7 @@ def trace_arguments(node: ast.expr, text: ProcedureText, sources: Sources) -> So
 
 
 def prefetch_lines(layout: Layout, lookups: list[Lookup], used: Mapping[str, list[str]]) -> list[str]:
-    """Return the lines that prefetch for the events after ``i``; ``ahead`` is the distance, 0 for none."""
+    """Return code that prefetches for events after ``i``; ``ahead`` is the distance, 0 for no prefetching."""
     if not lookups:
         return []
     lines = ["if ahead > 0 and i + 2 * ahead < end:", f"{_INDENT}j = i + 2 * ahead"]

@@ -49,7 +49,7 @@ class Procedure:
     results : pyarrow.Schema
         The columns that the procedure returns.
     plain : bool
-        Whether the procedure runs in Python, for code outside of the compiler's subset.
+        Whether the procedure runs in Python, uncompiled, so that it may use any Python.
     location : str or path, optional
         The location of the state of the database's queries.
     trigger_of : str, optional
@@ -98,7 +98,7 @@ class Procedure:
         return self.text.name
 
     def __call__(self, *arguments: Any) -> Any:
-        """Refuse: a database runs procedures."""
+        """Raise an error, because only a database can run procedures."""
         raise InvalidUsageError(
             "a procedure was called like a function",
             procedure=self.name,
@@ -107,7 +107,7 @@ class Procedure:
 
     @property
     def attributes(self) -> set[str]:
-        """The possible names of its event's attributes, if it does not declare them."""
+        """If the procedure does not declare its event: the attributes that the event may need to have."""
         return _attributes(self.text)
 
     @property
@@ -182,7 +182,7 @@ class Procedure:
         return compile_program(self.text, dependencies, event, results, digest)
 
     def explain(self, counts: TransactionCounts | None = None) -> str:
-        """Describe the operations, how they are undone, the reasons to reject, and where the procedure runs.
+        """Describe the operations, how they are undone, the reasons for rejections, and the route.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ def _attributes(text: ProcedureText) -> set[str]:
 
 
 def _check_constructs(text: ProcedureText) -> None:
-    """Refuse constructs that are outside of the subset for all types."""
+    """Refuse constructs that no procedure may use, whatever the types of its variables."""
     for node in ast.walk(text.tree):
         kind = type(node).__name__.lower()
         is_supported = True

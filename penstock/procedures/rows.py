@@ -84,8 +84,8 @@ def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
 class TableRows:
     """The rows of one table of one bucket.
 
-    Kernels write into the arrays themselves (`penstock.procedures.compiler.layout`), and mark the
-    slots of rows that they change. A slot is a row's place; it stays as long as the row lives.
+    Kernels write into the arrays themselves (`penstock.procedures.compiler.layout`), and mark the slots of
+    rows that they change. A slot is the position of a row. It does not change while the row exists.
 
     Parameters
     ----------
@@ -138,13 +138,13 @@ class TableRows:
     # Room
 
     def make_room(self, count: int) -> None:
-        """Grow until there is room for `more` rows and `more` deleted keys."""
+        """Make room for `count` more rows and `count` more deleted keys."""
         self._grow_gone(int(self._facts[GONE]) + count)
         if self._facts[FREE] + len(self._live) - self._facts[USED] < count:
             self._grow(max(2 * len(self._live), int(self._facts[USED]) + count))
 
     def double_rows(self) -> None:
-        """Double the room for rows. A transaction that lacked room was undone and runs again."""
+        """Double the room for rows; a transaction that lacked room was undone and runs again."""
         self._grow(2 * len(self._live))
 
     def double_deleted(self) -> None:
@@ -172,7 +172,7 @@ class TableRows:
             array[self.used : self.used + count] = 0
 
     def forget_deleted(self) -> None:
-        """Forget the deleted keys. A later delta would lack them, so none may follow."""
+        """Forget the deleted keys. Do not call `delta` afterwards, because it would lack them."""
         self._facts[GONE] = 0
         if len(self._gone) > _LEAST_GONE:
             self._gone = np.zeros((_LEAST_GONE, len(self.spec.key)), np.int64)
@@ -220,7 +220,8 @@ class TableRows:
     def freeze(self) -> Callable[[], pa.RecordBatch]:
         """Copy the rows; return a function that converts the copy to what `table` returns now.
 
-        The copy takes a fraction of the time. Any thread may convert it, while the table changes.
+        Copying takes a fraction of the time of converting. Any thread may convert the copy, while the table
+        changes.
         """
         used = int(self._facts[USED])
         # Slices are copied several times as fast as selected slots.
@@ -358,7 +359,7 @@ class TableRows:
     def to_arrow(
         self, changes: Mapping[tuple[Any, ...], dict[str, Any] | None]
     ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Return rows by key, and the keys of deleted rows (None), as `change` takes them."""
+        """Convert a mapping of keys to rows, or to None for deleted rows, to the arguments of `change`."""
         deleted_keys = [key for key, row in changes.items() if row is None]
         kinds = enumerate(self.spec.key_schema.types)
         keys = [from_python([key[place] for key in deleted_keys], kind) for place, kind in kinds]
@@ -429,7 +430,7 @@ class TableRows:
         return numbers
 
     def renumber(self, new_numbers: Numbers) -> None:
-        """Replace the numbers of texts; there may be no deleted keys."""
+        """Replace the numbers of texts; there must be no deleted keys."""
         key_changed = False
         for column, values in zip(self.spec.columns, self._columns, strict=True):
             if column.kind.is_interned:

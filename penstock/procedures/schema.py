@@ -45,8 +45,8 @@ NAME_HINT = "use letters, digits and _, and no keyword of Python"
 class Kind(StrEnum):
     """The kinds of values in a procedure.
 
-    There is a kind for decimals of each scale, of at most 18 digits: `decimal` returns it. For decimals of
-    more digits, which are interned, there is a kind for each type.
+    For decimals of at most 18 digits there is a kind for each scale, which `decimal` returns. Decimals of
+    more digits are interned; there is a kind for each of their types.
     """
 
     _ignore_ = "scale_ digits_ places_"
@@ -83,7 +83,7 @@ class Kind(StrEnum):
 
     @property
     def is_interned(self) -> bool:
-        """Whether values are interned: kernels see numbers instead."""
+        """Whether values are interned, so that kernels see numbers instead of values."""
         return self in ("text", "binary") or self.wide is not None
 
     @property
@@ -93,7 +93,7 @@ class Kind(StrEnum):
 
 
 def conversion_hint(kind: Kind, wanted: Kind) -> str:
-    """Return the hint for a value of one kind where another kind is needed: what to write instead."""
+    """Return a hint what to write if a value has one kind but another is needed."""
     if wanted.wide is not None:
         return f"pass a column, an attribute or a global Decimal with {wanted.wide[1]} digits after the point"
     if kind.wide is not None:
@@ -140,8 +140,8 @@ class Column:
     type : pyarrow.DataType
         The type.
     kind : Kind
-        The kind of the values; for lists, of the elements. A timestamp is microseconds since 1970, a date is
-        days, a decimal of at most 18 digits is its digits as an integer.
+        The kind of the values; for lists, of the elements. Kernels see a timestamp as microseconds since
+        1970, a date as days, and a decimal of at most 18 digits as an integer of these digits.
     nullable : bool
         Whether values may be null.
     is_list : bool
@@ -294,9 +294,9 @@ class TableSpec(RelationSpec):
     key : tuple of str
         The columns of the primary key, which are not null.
     partition_by : str, optional
-        The column of the key by which rows go to buckets.
+        The key column that determines the bucket of a row.
     indexes : tuple of IndexSpec
-        The indexes, which are derived from its rows and never stored.
+        The indexes, which are built from the table's rows and never stored.
     window : str, optional
         The window whose rows or facts the table holds; None if a user declared the table.
     """
@@ -364,12 +364,12 @@ class TableSpec(RelationSpec):
         return next(column for column in self.columns if column.name == name)
 
     def check_known(self, columns: Iterable[str]) -> None:
-        """Check that rows for this table have no columns that it does not have.
+        """Check that rows for this table have no unknown columns.
 
         Raises
         ------
         InvalidUsageError
-            If the rows have such a column.
+            If the rows have an unknown column.
         """
         if unknown := [name for name in columns if name not in self.names]:
             raise InvalidUsageError(

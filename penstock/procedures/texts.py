@@ -1,6 +1,6 @@
 """Texts and bytes as numbers. Equal texts have the same number, so kernels handle only integers.
 
-A decimal of more than 18 digits is 16 bytes, whose order is the order of the decimals of one type.
+A decimal of more than 18 digits is stored as 16 bytes, which sort like the decimals of its type.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TextNumbers:
         return texts.take(pa.array(spread, mask=mask))
 
     def freeze(self) -> TextNumbers:
-        """Return a copy of the present texts, which `keep` does not change."""
+        """Return a copy of the current texts, which a later `keep` does not change."""
         frozen = TextNumbers()
         frozen._texts = self._texts
         return frozen
@@ -115,7 +115,7 @@ class TextNumbers:
 
 
 def interned_values(values: pa.Array[Any]) -> pa.Array[Any]:
-    """Return texts and bytes as they are, and decimals, of which none may be null, as bytes."""
+    """Return texts and bytes unchanged, and decimals as bytes; no decimal may be null."""
     if not pa.types.is_decimal128(values.type):
         return values
     words = np.frombuffer(values.buffers()[1] or b"", np.uint8).reshape(-1, 16)
@@ -140,7 +140,8 @@ def _array(texts: list[Any], kind: pa.DataType) -> pa.Array[Any]:
 def _ranked(numbers: Numbers, limit: int, *, most_times: int = _MAX_TIMES_TO_MARK) -> tuple[Numbers, Numbers]:
     """Return the distinct numbers, all below `limit`, and the position of each number among them.
 
-    They are sorted if `limit` is more than `most_times` as large as their number, and marked otherwise.
+    If `limit` is more than `most_times` times the count of numbers, the numbers are sorted; otherwise they
+    are marked in an array.
     """
     if limit > most_times * len(numbers):
         return np.unique(numbers, return_inverse=True)

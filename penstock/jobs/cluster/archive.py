@@ -123,7 +123,7 @@ def _refuse_compiled(modules: Modules) -> None:
 
 
 def _below_here(file: str, field: str) -> str:
-    """Return a file's name in the archive, such that the unpacked pipeline finds it by the same path."""
+    """Return a file's name in the archive, so that the unpacked pipeline finds it by the same path."""
     path = Path(file)
     if field == "pipeline" and path.absolute().is_relative_to(Path.cwd()):
         path = path.absolute().relative_to(Path.cwd())

@@ -84,9 +84,9 @@ def spark_settings(
 def cluster_pipeline(pipeline: Pipeline, settings: Mapping[str, str]) -> Iterator[Pipeline]:
     """Yield a pipeline with Spark settings and, for a cluster's master, with an archive for the workers.
 
-    The archive has the pipeline's modules, if there are any, and is deleted at the end of the block.
-    Penstock itself is sent later, if a worker lacks it (`penstock.spark_ext.worker.python_workers`).
-    Installing it on workers is better, because each executor recompiles kernels that come from an archive.
+    The archive has the pipeline's modules, if there are any, and is deleted at the end of the block. Penstock
+    itself is sent later, if a worker lacks it (`penstock.spark_ext.worker.python_workers`). It is better to
+    install Penstock on the workers, because each executor recompiles kernels that come from an archive.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def cluster_pipeline(pipeline: Pipeline, settings: Mapping[str, str]) -> Iterato
     Raises
     ------
     InvalidUsageError
-        If a module cannot be packed, or the pipeline names no checkpoint that a cluster's workers can see.
+        If a module cannot be packed, or the pipeline has no checkpoint that a cluster's workers can see.
     """
     spark = {**pipeline.query.spark, **settings}
     if spark.get(_MASTER, "local").startswith("local"):

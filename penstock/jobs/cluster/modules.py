@@ -1,4 +1,4 @@
-"""Find the Python modules that a pipeline needs and that are not installed, without starting Spark."""
+"""Find the Python modules that a pipeline needs and that are not installed; Spark is not started."""
 
 from __future__ import annotations
 

@@ -25,15 +25,15 @@ _HINT: Final = (
 def check_shared_places(spark: SparkSession, pipeline: Pipeline, document: Document | None = None) -> None:
     """Check that the workers of a cluster see the local files and directories of a pipeline.
 
-    Called on the driver. Does nothing in local mode, or if a path without a file system does not name a local
-    file. The driver puts an empty file into each output directory, and a job with one task per core looks for
-    these files. So a directory of the same name on another machine is not taken as shared. Workers that start
-    later are not checked.
+    Called on the driver. Does nothing in local mode, or if Spark does not take a path without a file system
+    as a local path. The driver puts an empty file into each output directory, and a job with one task per
+    core looks for these files. So a directory that only has the same name on another machine is found out.
+    Workers that start later are not checked.
 
     Raises
     ------
     PipelineError
-        If workers do not see a place, with a line for each.
+        If workers do not see a file or directory, with a line for each.
     """
     if is_local(spark) or not uses_local_files(spark):
         return
@@ -67,7 +67,7 @@ def _problem(document: Document | None, path: FieldPath, fact: str, hint: str | 
 
 
 def hosts_without(spark: SparkSession, files: list[str]) -> dict[str, list[str]]:
-    """Return for each file the workers' hosts that do not see it; a file that all hosts see is left out."""
+    """Return, for each file that some workers' hosts do not see, these hosts."""
     if not files:
         return {}
 

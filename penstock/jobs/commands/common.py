@@ -1,4 +1,4 @@
-"""Helpers of all commands: options, errors as messages and exit codes, sizes, the width of tables."""
+"""Helpers for all commands: options, errors as messages and exit codes, sizes, and the console."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def console() -> Console:
 
 
 def amount(files: int, size_bytes: int) -> str:
-    """Format a number of files and their bytes for people."""
+    """Format a number of files and their size in bytes."""
     return f"{files:,} file{'' if files == 1 else 's'}, {size(size_bytes)}"
 
 
@@ -195,12 +195,12 @@ def unwrap(command: Callable[..., Any] | None) -> str:
 
 
 def utc_time(time_us: int) -> str:
-    """Format a time for people."""
+    """Format a time."""
     return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def size(size_bytes: int) -> str:
-    """Format a number of bytes for people."""
+    """Format a number of bytes."""
     from rich.filesize import decimal
 
     return decimal(size_bytes)

@@ -22,8 +22,8 @@ def compact(
 ) -> None:
     """Compact an update log now: replace its rows by the newest row of each key.
 
-    Writers and Spark's sinks compact by themselves when enough rows have come. Writers, sinks and readers
-    may run meanwhile.
+    Writers and Spark's sinks also compact the log by themselves, when enough rows have arrived. Writers,
+    sinks and readers may run during this command.
     """
     with errors(debug=debug):
         from penstock.checkpointing.p_stream import PStream

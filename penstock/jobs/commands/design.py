@@ -90,8 +90,8 @@ def design(
 ) -> None:
     """Choose the partitions of a database for its transactions, or the key of a queue, and give the reasons.
 
-    The database is not changed: database.open(design="design.yaml") uses the design. Ctrl-C ends the search
-    with the best design so far.
+    This command does not change the database. To use the design, call database.open(design="design.yaml").
+    Ctrl-C ends the search with the best design so far.
 
     \b
     penstock design bank.py --log bank --partitions 4 -o design.yaml

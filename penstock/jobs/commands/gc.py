@@ -74,7 +74,8 @@ def gc(
 
     P-stream: gc deletes rows that all readers have released, and files of attempts that have ended.
 
-    Queries, writers and readers may run meanwhile. Ctrl-C stops it cleanly; run it again for the rest.
+    Queries, writers and readers may run during this command. Ctrl-C stops it cleanly; run it again to delete
+    the rest.
     """
     if orphans:
         with errors(debug=debug):
@@ -109,7 +110,7 @@ def gc(
 def _orphans(
     path: str, checkpoint: str | None, gone: list[str], retain_versions: int, *, delete: bool
 ) -> bool:
-    """Print orphans, and delete them if asked to; return whether nothing is damaged."""
+    """Print orphans, and with `delete` delete them; return whether nothing is damaged."""
     from penstock.jobs.inspect.orphans import delete_orphans, find_orphans
 
     report = find_orphans(path, checkpoint, gone, retain_versions)
@@ -145,7 +146,7 @@ def _check(
 def _collect_state(
     path: str, checkpoint: str | None, retain_versions: int, *, dry_run: bool, debug: bool
 ) -> bool:
-    """Delete garbage of state; return whether nothing is damaged."""
+    """Delete garbage in state; return whether nothing is damaged."""
     freed, sound = _Freed(), True
     try:
         with errors(debug=debug):

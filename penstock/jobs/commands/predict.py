@@ -74,8 +74,8 @@ def predict(
 ) -> None:
     """Train a predictor of a database's transactions, and show how often it is right.
 
-    The requests run in Python over a copy of the tables, and the database is not changed:
-    penstock serve --partitions 4 --predictor predictor.json uses the predictor.
+    The requests run in Python over a copy of the tables, so the database is not changed. To use the
+    predictor, run penstock serve --partitions 4 --predictor predictor.json.
 
     \b
     penstock predict bank.py --log bank --partitions 4 -o predictor.json

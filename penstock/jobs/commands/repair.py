@@ -28,9 +28,9 @@ def repair(
 ) -> None:
     """Delete the torn files that a power cut has left in a query's checkpoint, so that Spark can start.
 
-    Spark does not sync its files. After a power cut the newest files may be empty or cut, and the query ends
-    with "Incomplete log file" or a similar error. After the repair, the query continues from the newest
-    complete micro-batch. If no file is torn, nothing changes. The query must not run meanwhile.
+    Spark does not sync its files. After a power cut the newest files may be empty or truncated, and the query
+    ends with "Incomplete log file" or a similar error. After the repair, the query continues from the newest
+    complete micro-batch. If no file is torn, nothing changes. The query must not run during the repair.
     """
     with errors(debug=debug):
         from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint

@@ -100,7 +100,7 @@ def serve(
 ) -> None:
     """Offer a database to other processes, until Ctrl-C or SIGTERM.
 
-    A call is answered once it is durable, so stopping the server loses no answered call. Clients use
+    A call is answered only once it is durable, so no answered call is lost when the server stops. Clients use
     penstock.DatabaseClient.
 
     \b

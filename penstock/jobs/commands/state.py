@@ -74,8 +74,9 @@ def fork(
 ) -> None:
     """Copy a query's state and checkpoint, so that a second query continues from that state.
 
-    The old query is only read, and may run meanwhile. After an interruption, run the same command again: it
-    continues. Start the new query with the new checkpoint, the same state_location, and another sink.
+    The old query is only read, and may run meanwhile. If the command is interrupted, run the same command
+    again, and it continues. Then start the new query with the new checkpoint, the same state_location, and
+    another sink.
     """
     with errors(debug=debug):
         from penstock.spark_ext.state_copy.fork import fork_state
@@ -100,8 +101,8 @@ def rescale(
 
     For update queues, unions, joins, and windows in append mode.
 
-    The old query is only read. After an interruption, run the same command again: it continues. Start the
-    query with the new checkpoint, the same state_location, and buckets=N.
+    The old query is only read. If the command is interrupted, run the same command again, and it continues.
+    Then start the query with the new checkpoint, the same state_location, and buckets=N.
     """
     with errors(debug=debug):
         from penstock.spark_ext.state_copy.rescale import rescale_state
@@ -151,11 +152,13 @@ def migrate(
     at: AtOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Copy the state and checkpoint of a queue, union, join, windows or own operator, for other columns.
+    """Copy the state and checkpoint of a query, with other columns.
 
-    Columns may be added, and integers, float and date may become wider. The old query is only read. After an
-    interruption, run the same command again: it continues. Start the query with the new checkpoint, the same
-    state_location, and the new input.
+    The query may have a queue, a union, a join, windows or a user-defined operator.
+
+    Columns may be added, and integers, float and date may become wider. The old query is only read. If the
+    command is interrupted, run the same command again, and it continues. Then start the query with the new
+    checkpoint, the same state_location, and the new input.
     """
     with errors(debug=debug):
         from penstock.spark_ext.state_copy.migrate import migrate_state

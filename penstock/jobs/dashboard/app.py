@@ -43,7 +43,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class _Token:
-    """Refuses requests without the token: the first has it in its address, later requests in a cookie."""
+    """Refuses requests without the token. The first request has it in its address, later ones in a cookie."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app = app
@@ -91,8 +91,9 @@ def make_app(
     title : str
         The title of the page.
     token : str, optional
-        The token that requests must have. If it is None, only requests to this machine's own addresses are
-        answered, so that no web site can read the pages through a name that resolves to this machine.
+        The token that requests must have. If it is None, the application answers only requests to this
+        machine's own addresses. Otherwise a web site could read the pages through a host name that resolves
+        to this machine.
     """
 
     def of_checkpoint(describe: Callable[[str, str], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

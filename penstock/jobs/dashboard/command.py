@@ -47,8 +47,8 @@ def dashboard(
 ) -> None:
     """Show a pipeline live in a browser, until Ctrl-C or SIGTERM.
 
-    The pipeline may run in another process, or have ended. The page shows its metrics file (query.metrics)
-    and what its checkpoint holds. The page loads nothing from other hosts.
+    The pipeline may run in another process, or have ended. The page shows the pipeline's metrics file
+    (query.metrics) and the content of its checkpoint. The page loads nothing from other hosts.
 
     \b
     penstock dashboard pipeline.yaml

@@ -58,7 +58,7 @@ class Dashboard:
         self.url = self._server.url
 
     def show_checkpoint(self, checkpoint: str, state_location: str | None) -> None:
-        """Show a graph's checkpoint, and its state if that is elsewhere."""
+        """Show a graph's checkpoint, and its state if the state is at another location."""
         self._places = checkpoint, state_location or f"{checkpoint.rstrip('/')}/state"
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ def pipeline_dashboard(pipeline: Pipeline, address: str | None) -> Iterator[Dash
     pipeline : Pipeline
         The pipeline.
     address : str, optional
-        See `choose_address`. ``PENSTOCK_TOKEN`` has the token, if one is needed.
+        See `choose_address`. If a token is needed, it is in the environment variable ``PENSTOCK_TOKEN``.
 
     Raises
     ------

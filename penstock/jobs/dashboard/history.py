@@ -32,7 +32,8 @@ class History:
     most_entries : int
         The number of newest entries that are kept.
     most_bytes : int
-        The bytes at the end of a metrics file that are read first, and the most bytes that one call reads.
+        How many bytes at the end of a metrics file are read at first, and how many bytes one call reads at
+        most.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ def check_token(host: str, token: str | None) -> None:
     Raises
     ------
     InvalidUsageError
-        If another machine can, or the token has characters that an address may not have.
+        If another machine can see it, or the token has characters that a URL may not have.
     """
     if token is None and host not in LOCAL_HOSTS:
         raise InvalidUsageError(

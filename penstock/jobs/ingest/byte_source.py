@@ -50,7 +50,7 @@ class ByteSource(ABC):
 
 
 class FileBytes(ByteSource):
-    """The bytes of a file, which may grow. The file is not held open, so there may be many files.
+    """The bytes of a file, which may grow. The file is not kept open, so there may be many files.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class FileBytes(ByteSource):
 
 
 class PipeBytes(ByteSource):
-    """The bytes from a pipe or a connection; bytes before the last position read are dropped.
+    """The bytes from a pipe or a connection. Bytes before the last position that was read are dropped.
 
     Parameters
     ----------
@@ -107,9 +107,9 @@ class PipeBytes(ByteSource):
     close : callable, optional
         Closes the source.
     wait_s : float
-        The wait for a pipe that delivers nothing.
+        How long to wait for a pipe that delivers nothing.
     gather_s : float
-        The wait for more bytes after the first bytes, so that larger chunks are parsed.
+        How long to wait for more bytes after the first bytes, so that larger chunks are parsed.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ __all__ = ["cast_column", "choose_type", "parse_type"]
 
 
 def parse_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that pyarrow parses a column as; its parsers differ for dates and times."""
+    """Return the type as which pyarrow should parse a column; for dates and times its parsers differ."""
     return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_date32(kind) else kind
 
 

@@ -73,7 +73,7 @@ class Settings:
     writer, goal, interval
         See `PStreamWriter`.
     sizes : ReadSizes
-        The amounts to read at a time.
+        How much to read at a time.
 
     Raises
     ------
@@ -182,8 +182,8 @@ def ingest_sources(
 ) -> Totals:
     """Append all rows of the sources to a p-stream, and return once they are durable.
 
-    Called in a separate process. Each commit holds the position in the files, so the same call resumes after
-    the last commit, however the process ended. Pipes and sockets cannot be read again.
+    Called in a separate process. Each commit holds the position in the files. So after any end of the
+    process, the same call continues from the last commit. Pipes and sockets cannot be read again.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ class _Ingest:
         return None
 
     def _try_schema(self, schema: pa.Schema, dialect: Dialect) -> None:
-        """Read the first rows, so that a schema that does not fit them creates no p-stream.
+        """Read the first rows, so that no p-stream is created with a schema that does not fit them.
 
         Raises
         ------
@@ -376,7 +376,7 @@ class _Ingest:
         self._totals.seconds = monotonic_s() - self._begun_s
 
     def _wait(self) -> None:
-        """Wait a moment; signals are checked afterwards."""
+        """Wait a moment; the caller then checks for signals."""
         threading.Event().wait(_IDLE_S)
 
 

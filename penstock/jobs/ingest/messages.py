@@ -158,7 +158,7 @@ class MessageSource(Source):
 def _join(
     messages: Sequence[Message], records: Records
 ) -> tuple[bytes, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Return messages as lines, and the end of each message; blank lines are left out."""
+    """Return the content of messages as lines without blank lines, and where each message ends."""
     if isinstance(records, JsonRecords):
         # Line breaks in a JSON text are outside of its strings.
         lines = [

@@ -26,9 +26,9 @@ _GATHER_S: Final = 0.002
 class MqttMessages(Messages):
     """Messages of a topic filter, at least once (QoS 1).
 
-    The broker keeps a session under this client's name: after a restart it sends the unacknowledged
-    messages, and the messages that arrived meanwhile. The broker pauses while too many messages are
-    unacknowledged, so with a slow p-stream messages stay at the broker.
+    The broker keeps a session for this client's name. After a restart of the client, the broker sends the
+    unacknowledged messages and the messages that arrived meanwhile. While too many messages are
+    unacknowledged, the broker sends no more. So if the p-stream is slow, messages stay at the broker.
 
     Parameters
     ----------

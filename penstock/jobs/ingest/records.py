@@ -1,4 +1,4 @@
-"""Split text into records and parse them into rows, a chunk of a file at a time, never row by row.
+"""Split text into records, and parse records into rows, one chunk of a file at a time.
 
 A *record* is a line of CSV, a line of NDJSON, or an element of a JSON array. Parsing is pyarrow's.
 """
@@ -71,7 +71,7 @@ class Records(ABC):
         return half if half < len(content) else 0
 
     def names_in(self, content: bytes) -> tuple[str, ...]:
-        """Return the names of the columns in records, as far as known."""
+        """Return the names of the columns in records, if they are known."""
         try:
             return tuple(self.infer(content[: self.cut(content[:_SAMPLE_BYTES])]).names)
         except pa.ArrowInvalid:
@@ -161,7 +161,7 @@ class CsvDialect(Dialect):
     delimiter : str
         The separator of fields: one ASCII character.
     multiline : bool
-        Whether quoted fields may have line breaks. Then quotes may stand only at the start and the end of a
+        Whether quoted fields may have line breaks. If so, quotes may only be at the start and the end of a
         field.
     null : tuple of str
         Unquoted texts that mean null, in addition to the empty text.
@@ -223,7 +223,7 @@ class CsvDialect(Dialect):
 
 
 def _end_last_line(lines: bytes) -> pa.Buffer:
-    """Add a line break after the last line; otherwise pyarrow ignores a single line."""
+    """Add a line break after the last line, because pyarrow ignores a single line without one."""
     return pa.py_buffer(lines if lines.endswith(_NEWLINE) else lines + _NEWLINE)
 
 
@@ -371,7 +371,7 @@ def _read_json(lines: bytes, schema: pa.Schema | None, block_bytes: int) -> pa.T
 
 
 class ArrayRecords(JsonRecords):
-    """The elements of an array, after its opening bracket. The comma after an element is a part of it."""
+    """The elements of an array, after its opening bracket; the comma after an element is a part of it."""
 
     def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the ends of elements: after their commas, and after the array's bracket."""
@@ -384,7 +384,7 @@ class ArrayRecords(JsonRecords):
         return Records.cut(self, content)
 
     def _lines(self, content: bytes) -> bytes:
-        """Return the elements on separate lines, with each byte at its offset."""
+        """Return the elements on separate lines, without moving any byte to another offset."""
         codes, depth = _outside_text(content)
         lines = np.where(codes == _NEWLINE[0], np.uint8(ord(" ")), np.frombuffer(content, np.uint8))
         lines[(codes == _COMMA) & (depth == 0)] = _NEWLINE[0]
@@ -410,7 +410,7 @@ def _outside_text(
 def parse_records(
     records: Records, content: bytes, schema: pa.Schema, at: int = 0
 ) -> Iterator[tuple[int, pa.Table | Bad]]:
-    """Parse complete records; return parts in order, each with its end: rows, or a bad record.
+    """Parse complete records; return parts in order, each rows or a bad record, with the part's end.
 
     A chunk that cannot be parsed is halved until the bad records are isolated.
     """

@@ -24,7 +24,7 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ReadSizes:
-    """The amounts of a source that are read at a time.
+    """How much of a source is read at a time.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ class TextSource(Source):
         The format.
     key : str, optional
         The source's name in vector clocks, which hold the number of bytes read and the checksum of the first
-        4,096 bytes. A source without a name cannot be read again.
+        4,096 bytes. If there is no name, the source cannot be read again.
     sizes : ReadSizes, optional
         The amounts to read at a time.
     """
@@ -194,7 +194,7 @@ class TextSource(Source):
         return schema if schema.names else None
 
     def _infer_records(self, records: Records, chunk: bytes) -> pa.Schema:
-        """Infer the columns from as many of the first records as parse together."""
+        """Infer the columns from the first records, as many of them as can be parsed together."""
         while True:
             try:
                 return records.infer(chunk)
@@ -299,7 +299,7 @@ class TableFile(Source):
     path : Path
         The file.
     key : str
-        The name in vector clocks, which hold the number of rows read.
+        The file's name in vector clocks, which hold the number of rows read.
     sizes : ReadSizes, optional
         The amounts to read at a time.
     """

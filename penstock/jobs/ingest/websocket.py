@@ -22,7 +22,7 @@ _CLOSE_S: Final = 1.0
 class WebSocketMessages(Messages):
     """Messages of a server, which sends each only once: messages that arrive while nobody reads are lost.
 
-    Messages are read no faster than they are written to the p-stream; TCP holds back a faster server.
+    Messages are read only as fast as they are written to the p-stream; TCP slows down a faster server.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ _MOST_CASCADES_SHOWN = 5
 
 
 def read_blocks(path: Path) -> Iterator[tuple[str, str, Block]]:
-    """Yield the columns' blocks in a file: the table block's number or name, the column's name, its block.
+    """Yield each column block in a file: its table's number or name, the column's name, and the block.
 
     The file is a p-unit, a file of `BlockWriter`, or one column's block. The file is read, not mapped,
     because another process may truncate it. A file of `BlockWriter` is read one table's block at a time.
@@ -65,7 +65,7 @@ def read_blocks(path: Path) -> Iterator[tuple[str, str, Block]]:
 
 
 def describe_column(where: str, name: str, block: Block) -> dict[str, Any]:
-    """Return the facts of a column's block, for JSON."""
+    """Return the facts about a column's block, as JSON values."""
     streams = [
         {"stream": stream, "cascade": cascade, "values": values, "bytes": size}
         for stream, cascade, values, size in block.describe()
@@ -128,7 +128,7 @@ def explain_choice(block: Block, goal: str) -> dict[str, Any]:
 
 
 def show_blocks(console: Console, path: Path, goal: str, *, why: bool) -> None:
-    """Write a table of all columns, and with `why` the reasons below it."""
+    """Print a table of all columns and, with `why`, the reasons below it."""
     table = Table(title=Text(str(path)), title_justify="left", title_style="bold")
     for column in ("block", "column", "type"):
         table.add_column(column)

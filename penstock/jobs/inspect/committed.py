@@ -1,4 +1,4 @@
-"""The committed state of a state location according to a checkpoint, for commands."""
+"""The committed state in a state location, according to a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def read_committed(
     operators : list of Operator
         The operators that belong to the checkpoint's query, in the given order; at least one.
     pointers : dict of str to Pointer
-        The pointers by the buckets' locations; a bucket without a pointer is empty in the newest committed
-        micro-batch.
+        The pointers by the buckets' locations. A bucket without a pointer has no state in the newest
+        committed micro-batch.
 
     Raises
     ------
     InvalidUsageError
-        If this is not a checkpoint, none of the operators belongs to its query, or only a bucket is given.
+        If this is not a checkpoint, none of the operators belongs to its query, or `operators` is only a
+        bucket.
     CorruptDataError
         If the checkpoint points to no file of an operator, or the operator's description is damaged.
     UnavailableError

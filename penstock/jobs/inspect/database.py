@@ -66,7 +66,7 @@ class StoredDatabase:
 
     @property
     def is_loaded(self) -> bool:
-        """True if all buckets were loaded; the rows and transactions of damaged buckets are unknown."""
+        """Whether all buckets were loaded; the rows and transactions of damaged buckets are unknown."""
         return not any(bucket.survey.damage for bucket in self.buckets)
 
     @property
@@ -78,7 +78,7 @@ class StoredDatabase:
 def read_databases(path: str, checkpoint: str | None, retain_versions: int) -> list[StoredDatabase]:
     """Examine all databases at `path`; with a checkpoint, only its query's.
 
-    Every file is read and checked, and the current version of every bucket is loaded, one after the other.
+    Reads and checks every file, and loads the current version of every bucket, one after the other.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def _summary(one: StoredDatabase) -> str:
 
 
 def describe_database(one: StoredDatabase) -> dict[str, object]:
-    """Return all facts of a database, for JSON."""
+    """Return all facts about a database, as JSON values."""
     return {
         "location": one.operator.location,
         "query": one.operator.query,

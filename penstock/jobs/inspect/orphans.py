@@ -7,7 +7,7 @@ Only files known to be unreachable are orphans:
 - state of a query that the caller declares gone for good;
 - in a p-stream: files of attempts that are over.
 
-State of another query is kept: its checkpoint may be anywhere.
+State of any other query is kept, because its checkpoint may be anywhere.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Orphans:
 
 @dataclass(slots=True)
 class Report:
-    """The orphans. `kept` lists possible orphans, and `damage` the damage that leaves them uncertain."""
+    """The orphans found. `kept` lists possible orphans, and `damage` why they are uncertain."""
 
     orphans: list[Orphans] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -210,7 +210,7 @@ def _search_state(
 
 
 def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions: int, report: Report) -> None:
-    """Add the files that no loadable version and no version that may be committed reaches."""
+    """Add the files that are reached neither by a loadable version nor by one that may be committed."""
     report.damage += [f"{damage.file}: {damage.fact}" for damage in operator.damage]
     for bucket in operator.buckets:
         survey = survey_bucket(

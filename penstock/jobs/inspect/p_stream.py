@@ -79,7 +79,7 @@ def check_rows(stream: PStream) -> None:
 
 
 def describe_p_stream(survey: Survey, columns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return all facts, for JSON."""
+    """Return all facts about a p-stream, as JSON values."""
     return {
         "location": survey.location,
         "identity": survey.identity,
@@ -159,7 +159,7 @@ def _spare_bytes(survey: Survey) -> int:
 
 
 def show_p_stream(console: Console, survey: Survey, columns: list[dict[str, Any]]) -> None:
-    """Write the facts, and tables of columns, writers and readers."""
+    """Print the facts, and tables of columns, writers and readers."""
     console.print(Text(survey.location, style="bold"))
     console.print(_facts(survey))
     console.print(_columns_table(survey, columns))

@@ -24,7 +24,7 @@ __all__ = ["describe_bucket", "show_buckets", "survey_buckets", "tell_findings",
 def survey_buckets(
     path: str, checkpoint: str | None, retain_versions: int
 ) -> Iterator[tuple[Operator, int, BucketSurvey]]:
-    """Survey all buckets at `path`, or of a checkpoint's query; show a progress bar on a terminal."""
+    """Survey all buckets at `path`, or those of a checkpoint's query; show a progress bar on a terminal."""
     operators = find_operators(open_files(path))
     committed: dict[str, Pointer] = {}
     if checkpoint is not None:
@@ -59,7 +59,7 @@ def tell_findings(operator: Operator, number: int, survey: BucketSurvey) -> bool
 
 
 def show_buckets(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
-    """Write one table for each operator."""
+    """Print one table for each operator."""
     out = console()
     for operator in dict.fromkeys(operator for operator, _, _ in surveys):
         own = [survey for other, _, survey in surveys if other is operator]
@@ -100,7 +100,7 @@ def _table_row(survey: BucketSurvey, *, expires: bool) -> list[str]:
 
 
 def describe_bucket(operator: Operator, _: int, survey: BucketSurvey) -> dict[str, object]:
-    """Return all facts of a bucket, for JSON."""
+    """Return all facts about a bucket, as JSON values."""
 
     def pointer(one: Pointer | None) -> dict[str, object] | None:
         return {"version": one.version, "file_id": one.file_id} if one else None
@@ -143,7 +143,7 @@ def _short(pointer: Pointer) -> str:
 
 
 def version_range(versions: Sequence[int]) -> str:
-    """Format ascending versions for people."""
+    """Format ascending versions as text, such as ``1..6``."""
     if not versions:
         return "-"
     if len(versions) == versions[-1] - versions[0] + 1:

@@ -28,10 +28,11 @@ def test(
     ] = None,
     debug: DebugOption = False,
 ) -> None:
-    """Run the cases of a pipeline: rows and time in, rows and staleness out, in milliseconds.
+    """Run the test cases of a pipeline in milliseconds, without Spark.
 
-    The case replaces sources, sink and clock. Operators, state, commits and restarts are the same as in a
-    real run. The exit code is 1 if a case fails.
+    A case gives rows and the passing of time, and the expected rows and staleness. It replaces sources, sink
+    and clock. Operators, state, commits and restarts are the same as in a real run. The exit code is 1 if a
+    case fails.
     """
     with errors(debug=debug):
         from penstock._clock import monotonic_s

@@ -1,4 +1,4 @@
-"""Keep modules out of a process that should deliver its first row soon."""
+"""Avoid imports in a process that should deliver its first row soon."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["skip_pandas"]
 
 
 def skip_pandas() -> None:
-    """Let pyarrow make arrays of Python values without loading pandas, which takes a third of a second.
+    """Let pyarrow make arrays of Python values without importing pandas, which takes a third of a second.
 
-    Only for a process that runs no user code: pyarrow then treats a pandas object like any sequence, until
-    something is converted to or from pandas. Such a conversion still loads pandas.
+    Call this only in a process that runs no user code, because pyarrow then treats pandas objects like any
+    other sequence. A conversion to or from pandas still imports pandas.
     """
     if "pandas" in sys.modules:
         return

@@ -32,7 +32,7 @@ def encoded_schema(source: KafkaSource) -> pa.Schema:
 
 
 class EncodedRecords:
-    """Selects the columns before the queue; a decoder of `KafkaInput` that decodes nothing.
+    """A decoder for `KafkaInput` that decodes nothing: it selects the columns that the queue needs.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def decode_results(made: Made, graph: Graph, source: KafkaSource, place: str, zo
     made : Made
         The rows that leave the queue.
     graph : Graph
-        The pipeline's graph as if the records were decoded first; its last steps are applied.
+        The pipeline's graph, in which records are decoded first. Only its steps after the queue are applied.
     source : KafkaSource
         The source.
     place : str
@@ -89,7 +89,7 @@ def decode_results(made: Made, graph: Graph, source: KafkaSource, place: str, zo
 
 
 def _plain(rows: pa.RecordBatch) -> pa.Table:
-    """Return rows with the names of columns that Kafka's records have."""
+    """Rename the columns of rows to the names in Kafka's records."""
     return pa.Table.from_batches([rows]).rename_columns(
         [name.removeprefix(_PREFIX) for name in rows.schema.names]
     )

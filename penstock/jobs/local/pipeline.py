@@ -174,7 +174,7 @@ def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterato
 
 
 def _wrong_options(document: Document, files: FilesSource | TableSection, *path: str | int) -> Iterator[str]:
-    """Yield a problem if the local engine does not know an option of a reader of files."""
+    """Yield a problem for each option of a file reader that the local engine does not know."""
     try:
         check_options(files.format, files.options)
     except InvalidUsageError as error:
@@ -184,7 +184,7 @@ def _wrong_options(document: Document, files: FilesSource | TableSection, *path:
 
 
 def _check_types(source: Source) -> None:
-    """Check that values in JSON can have the columns of a source."""
+    """Check that the columns of a source have types that JSON values can have."""
     # Only sources of JSON load the decoder.
     if isinstance(source, FilesSource) and source.format == "json" and source.counts_bad_records:
         from penstock.local_engine.records.json_decoder import check_json_types
@@ -220,9 +220,10 @@ def _columns(places: Places, name: str, section: Source | TableSection) -> pa.Sc
 
 
 def _with_readable_sources(graph: Graph, pipeline: Pipeline, places: Places) -> Graph:
-    """Return the graph with sources whose rows the engine can reduce to fragments of windows.
+    """Return the graph with sources of a kind for which the engine can make fragments of windows.
 
-    The planner fuses fragments only into Penstock's readers; in this engine every source has such a reader.
+    The planner lets only Penstock's own readers make fragments. In this engine, every source has such a
+    reader.
     """
 
     def change(node: Node) -> Node:
@@ -283,7 +284,7 @@ class BoundGraph:
     tables : mapping of str to pyarrow.Table
         The tables of lookups.
     finish : callable
-        The last step before the sink: makes its rows of the rows of the graph.
+        The last step before the sink: a function from the graph's rows to the rows for the sink.
     """
 
     graph: Graph
@@ -338,7 +339,7 @@ def parallel_of(pipeline: Pipeline) -> int:
 
 
 def source_schemas(pipeline: Pipeline, schemas: Mapping[str, str]) -> dict[str, StructType]:
-    """Return the columns of a pipeline's sources by the sources' names; `schemas` has some of them as DDL.
+    """Return the columns of a pipeline's sources, by name; `schemas` gives some of them as DDL.
 
     Raises
     ------

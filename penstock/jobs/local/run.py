@@ -108,7 +108,7 @@ def run_local(
 
 @contextmanager
 def _errors_of_run() -> Iterator[None]:
-    """Mark the errors of micro-batches; see `PenstockError`."""
+    """Mark errors as errors of a micro-batch; see `PenstockError`."""
     try:
         yield
     except PenstockError as error:
@@ -117,7 +117,7 @@ def _errors_of_run() -> Iterator[None]:
 
 
 def _open_exports(query: Query, stack: ExitStack) -> list[Callable[[Iterable[OperatorBatch]], None]]:
-    """Open the exports of metrics that a pipeline has; the stack closes them."""
+    """Open the exports of metrics that a pipeline asks for; the stack closes them."""
     exports: list[Callable[[Iterable[OperatorBatch]], None]] = []
     if query.prometheus is not None:
         from penstock.monitoring.prometheus import PrometheusServer  # few runs have it

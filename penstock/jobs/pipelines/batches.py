@@ -35,7 +35,7 @@ class Batch:
     duration_ms : int
         Time from the batch's trigger to its commit.
     new_input : bool
-        Whether any source had new rows. A batch without input only serves waiting keys.
+        Whether any source had new rows. A batch without new rows only serves waiting keys.
     staleness_ms, staleness_p95_ms : float
         Application staleness since the previous batch: average and 95th percentile over keys and time.
     bad_records : int
@@ -61,7 +61,7 @@ class Batch:
 
     @property
     def did_something(self) -> bool:
-        """True if rows were read or emitted."""
+        """Whether rows were read or emitted."""
         return bool(self.rows_in or self.emitted or self.late or self.dropped or self.bad_records)
 
 
@@ -158,7 +158,7 @@ def summary_line(totals: Totals) -> str:
 
 
 def fold(parts: Sequence[str], width: int) -> str:
-    """Join the parts of a batch's line; start another line when the terminal's `width` columns are full."""
+    """Join the parts of a batch's line; start another line after `width` columns of the terminal."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 2 + len(part) <= width:
@@ -175,8 +175,8 @@ def _say(text: str) -> None:
 def _line_printer() -> Callable[[Sequence[str]], None]:
     """Return a function that prints the parts of a line on standard error.
 
-    On a terminal the parts have colours, and continue on the next line if a line is too narrow. Elsewhere
-    all parts are on one line.
+    On a terminal the parts have colours, and continue on the next line if the terminal is too narrow.
+    Otherwise all parts are on one line.
     """
     if not sys.stderr.isatty():
         return lambda parts: _say("  ".join(parts))
@@ -198,7 +198,7 @@ def _line_printer() -> Callable[[Sequence[str]], None]:
 def batch_printer(silence_s: float = _SILENCE_S) -> Iterator[Callable[[Batch], None]]:
     """Yield a function that prints each batch with rows as a line on standard error.
 
-    The first batch with staleness is followed by a line that says what staleness is. If no batch ends within
+    After the first batch with staleness, another line explains what staleness is. If no batch ends within
     `silence_s`, a line reports that the query is still starting.
     """
     show = _line_printer()

@@ -65,13 +65,13 @@ TABLE: Final = "table"
 
 
 def _fail(table: pa.Table) -> pa.Table:
-    """Fail: a placeholder for a queue's function, which is imported when the pipeline runs."""
+    """Raise an error; a placeholder for a queue's function, which is imported when the pipeline runs."""
     raise InternalError("the function of a pipeline that does not run")
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Columns, functions and places that a pipeline's graph refers to; by default for planning only.
+    """Provides columns, functions and locations for a pipeline's graph; the defaults are for planning only.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Binding:
     function : callable
         Returns a queue's function by its name.
     resolve : callable
-        Returns a location in the form in which the graph's queries open it.
+        Returns a location in the form that the graph's queries use.
     """
 
     columns: Callable[[str, Source | TableSection], pa.Schema] = lambda name, section: schema_of(section)
@@ -308,7 +308,7 @@ class _Builder:
         return flow
 
     def _other_windows(self, before: Graph, window: WindowSection, join: WindowJoinSection) -> Graph:
-        """Return the windows of the same stream to join with the pipeline's."""
+        """Return the second windows over the same stream, to be joined with the pipeline's windows."""
         own = join.window
         if own is None:
             raise InternalError("a join of windows is with a window, or by window")
@@ -359,12 +359,12 @@ def _group(flow: Graph, texts: Sequence[str]) -> Graph:
 
 @contextmanager
 def _field(document: Document, *path: str, goes_on: bool = False) -> Iterator[None]:
-    """Add the field, and its line or override, to an error.
+    """Add a field, and the line or override that sets it, to an error.
 
     Parameters
     ----------
     goes_on : bool
-        Whether later sections can be checked without this section; then the error is kept for later.
+        Whether later sections can be checked without this section. If so, the error is collected, not raised.
     """
     try:
         yield
@@ -381,7 +381,7 @@ def _field(document: Document, *path: str, goes_on: bool = False) -> Iterator[No
 
 
 def _field_of(document: Document, path: FieldPath, error: InvalidUsageError) -> FieldPath:
-    """Return the one field of a section whose name or value an error names; else the section."""
+    """If an error names one field of a section, or its value, return this field; otherwise the section."""
     if (option := (*path, error.context.get("option"))) in document.places:
         return option
     names = (error.context.get("column"), error.context.get("missing"))

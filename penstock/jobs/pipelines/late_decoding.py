@@ -1,9 +1,9 @@
 """Queues over Kafka's encoded records. Only the records that leave the queue are decoded.
 
-A queue whose key and time are Kafka's own columns needs no value to choose the newest record of a key. So the
-pipeline runs as ``source -> queue -> decode -> results -> sink``. The results are the same as if the records
-were decoded before the queue: in both cases an unreadable record is a row, which may be the newest of its
-key. `Pipeline.decodes_late` says which pipelines run so.
+If the key and time of a queue are Kafka's own columns, the queue can choose the newest record of a key
+without decoding values. Such a pipeline runs as ``source -> queue -> decode -> results -> sink``. The results
+are the same as if the records were decoded before the queue: in both cases an unreadable record is a row,
+which may be the newest of its key. `Pipeline.decodes_late` says which pipelines run in this way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VALUE: Final = "kafka_value"
 
 
 def read_encoded(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:
-    """Return the source of a pipeline that decodes late: its Kafka columns, and the encoded value."""
+    """Return the source of a pipeline that decodes late, with Kafka's columns and the encoded value."""
     source = _source(pipeline)
     with section(SOURCE):
         records = kafka_records(spark, source)

@@ -47,7 +47,7 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
     Raises
     ------
     PipelineError
-        If a place cannot be written, with a line for each.
+        If a location cannot be written, with a line for each.
     """
     if _is_on_cluster():
         return
@@ -70,9 +70,10 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
 
 
 def _results_of_another_checkpoint(pipeline: Pipeline) -> str | None:
-    """Return the directory of a sink of files whose log has micro-batches although the checkpoint has none.
+    """Return the directory of a file sink whose log has micro-batches although the checkpoint has none.
 
-    Spark's sink of files skips each micro-batch whose number is in its log, whatever checkpoint it is of.
+    Spark's file sink skips each micro-batch whose number is in its log, even if the log belongs to another
+    checkpoint.
     """
     sink, checkpoint = pipeline.sink, pipeline.query.checkpoint
     if not isinstance(sink, ParquetSink | SparkSink) or sink.path is None or "://" in sink.path:
@@ -115,7 +116,7 @@ def check_inputs(pipeline: Pipeline, document: Document) -> None:
     Raises
     ------
     PipelineError
-        If a place is missing, with a line for each.
+        If a file or directory is missing, with a line for each.
     """
     problems = missing_inputs(pipeline, document)
     if problems:
@@ -169,7 +170,7 @@ def sources_of(pipeline: Pipeline) -> dict[str, tuple[FieldPath, Source]]:
 
 
 def _file_with_header(source: FilesSource) -> Path | None:
-    """Return the first file of a source if a header in it would be read as a row."""
+    """Return the first file of a source, if this file has a header that would be read as a row."""
     options = {name.lower(): text for name, text in source.options.items()}
     separator = options.get("sep", options.get("delimiter", ","))
     if source.format != "csv" or source.columns is None or "header" in options or not separator:
@@ -190,7 +191,7 @@ def _file_with_header(source: FilesSource) -> Path | None:
 
 
 def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool]]:
-    """Return the field and location of each place that a pipeline writes, and whether it is a directory."""
+    """Return each location that a pipeline writes, with its field and whether it is a directory."""
     query, sink = pipeline.query, pipeline.sink
     return [
         (("query", "checkpoint"), query.checkpoint, True),
@@ -202,7 +203,7 @@ def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool
 
 
 def read_places(pipeline: Pipeline) -> list[tuple[FieldPath, str]]:
-    """Return the fields and paths, except patterns, of local files and directories that a pipeline reads."""
+    """Return the local files and directories that a pipeline reads, with their fields; without patterns."""
     places: list[tuple[FieldPath, str]] = []
     if isinstance(pipeline.source, FilesSource):
         places.append((("source", "path"), pipeline.source.path))

@@ -70,7 +70,8 @@ def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
     rows : pyspark.sql.DataFrame
         The rows to send; a record's value is all columns as JSON.
     key : tuple of str
-        The columns of the record's key: one column as text, several as JSON, no column as null.
+        The columns of the record's key: one column becomes text, several columns become JSON, none becomes
+        null.
     """
     columns = [sf.col(quote(name)) for name in rows.columns]
     keys = [sf.col(quote(name)) for name in key]

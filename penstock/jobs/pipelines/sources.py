@@ -49,7 +49,7 @@ __all__ = [
 
 
 def read_sources(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:
-    """Return a pipeline's sources by their names in its graph; sources that Penstock itself reads are paths.
+    """Return a pipeline's sources by name: DataFrames, or paths for sources that Penstock itself reads.
 
     Raises
     ------

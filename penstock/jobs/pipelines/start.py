@@ -98,9 +98,9 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
 
 
 def _columns(given: DataFrame | str, source: Source | TableSection) -> pa.Schema:
-    """Return the columns of a source or table: the columns planned without Spark, if Spark agrees.
+    """Return the columns of a source or table as planned without Spark, unless Spark finds others.
 
-    The graph refuses a source of Spark that has other columns than it declares.
+    The graph refuses a Spark source whose columns differ from the declared columns.
     """
     if isinstance(given, str) or isinstance(source, SparkSource):
         return schema_of(source)
@@ -117,7 +117,7 @@ def _types(schema: StructType) -> list[tuple[str, DataType]]:
 
 @contextmanager
 def _sections_of_nodes(pipeline: Pipeline) -> Iterator[None]:
-    """Add the section that an operator comes from to its error."""
+    """To an operator's error, add the section from which the operator comes."""
     try:
         yield
     except InvalidUsageError as error:

@@ -56,9 +56,9 @@ class PlanRequest:
     loads, cores, policies
         The loads, numbers of cores and policies to forecast.
     max_rows : int
-        The most rows of the sample to use.
+        The maximum number of rows of the sample to use.
     span : str
-        The most simulated time at each load.
+        The maximum simulated time at each load.
     """
 
     key: tuple[str, ...]
@@ -109,8 +109,9 @@ class PlanRequest:
 def measured_engine(path: Path, sink_us: float = 0.0) -> Engine:
     """Return the costs in the metrics file of a test run, without the micro-batch that starts workers.
 
-    On Spark each bucket of the test run must have had a core; the local engine serves buckets in turn. A
-    start is recognized if it has a new checkpoint or repeats a micro-batch. So the file should be of one run.
+    On Spark, each bucket of the test run must have had its own core; the local engine serves buckets in turn.
+    A restart is noticed only if it has a new checkpoint or repeats a micro-batch. So the file should be from
+    one run.
 
     Raises
     ------
@@ -137,7 +138,7 @@ def measured_engine(path: Path, sink_us: float = 0.0) -> Engine:
 
 
 def _select_query(entries: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """Return the entries of the results query, without the other queries of its graph.
+    """Return only the entries of the results query, not those of other queries of the graph.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Compare micro-batches that ran again with what the checkpoint, the sink and the metrics file recorded."""
+"""Compare replayed micro-batches with the records in the checkpoint, the sink and the metrics file."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Difference:
     what : str
         ``rows``, ``answers``, ``state``, or the name of a count or a staleness figure.
     recorded, replayed : float
-        The recorded and the replayed number; for rows, answers and state, the number of rows that only the
-        recording, or only the replay, has.
+        The recorded and the replayed number. For rows, answers and state: the number of rows that only the
+        recording has, and the number that only the replay has.
     examples : tuple of str
         For rows, answers and state, some of these rows, with - for recorded rows and + for replayed rows.
     """
@@ -60,7 +60,7 @@ class Difference:
     examples: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the difference for people."""
+        """Return the difference as text."""
         if self.what in ("rows", "answers", "state"):
             return f"{self.what}: {self.recorded:g} missing, {self.replayed:g} new"
         return f"{self.what}: {self.replayed:g}, was {self.recorded:g}"
@@ -90,7 +90,7 @@ class Comparison:
         self._metrics.update(recorded_metrics(self.pipeline, self.replay.recorded.recording.checkpoint.query))
 
     def compared(self, batch: ReplayedBatch) -> list[str]:
-        """Return the records with which a micro-batch can be compared."""
+        """Return which records exist to compare a micro-batch with."""
         number = batch.recorded.number
         results = recorded_results(
             self.pipeline, self.replay.recorded.recording.checkpoint.query, number, batch.results.schema

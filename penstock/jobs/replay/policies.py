@@ -55,7 +55,7 @@ def change_policy(state: Any, policy: Policy, target: Any) -> list[PUnit]:
 
 
 def _change_windows(windows: UpdateWindows, policy: Policy) -> Iterator[PUnit]:
-    """Yield the snapshot of windows with the places of waiting keys under a policy."""
+    """Yield the snapshot of windows, with the places that waiting keys have under another policy."""
     units = list(windows.snapshot())
     parts = [unit.blocks["cells"] for unit in units if _QUEUE in unit.meta]
     cells = pa.Table.from_batches(parts)
@@ -120,7 +120,7 @@ def _change_queue(queue: UpdateQueue, policy: Policy, target: UpdateQueue) -> PU
 def _fill(
     table: pa.Table, schema: pa.Schema, unknown: dict[str, Any], given: dict[str, Any] | None = None
 ) -> pa.RecordBatch:
-    """Return a table's rows in another schema: the given columns, its own columns, or unknown values."""
+    """Return a table's rows in another schema. Columns come from `given`, from the table, or are unknown."""
     given = given or {}
     columns = []
     for field in schema:

@@ -1,4 +1,4 @@
-"""The results query of a pipeline over a read-only checkpoint, with its state in another place."""
+"""The results query of a pipeline over a read-only checkpoint, with state in a scratch location."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def open_query(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run the pipeline, or the checkpoint belongs to another pipeline; also if
-        there are no requests where the pipeline has them.
+        If the local engine cannot run the pipeline, the checkpoint belongs to another pipeline, or the
+        location of the pipeline's requests has none.
     """
     requests = answers = None
     if pipeline.database is not None and pipeline.database.requests is not None:
@@ -130,7 +130,8 @@ def open_query(
 def _without_side_effects(pipeline: Pipeline) -> Pipeline:
     """Return a pipeline that writes only its state and its results.
 
-    It may name p-streams of rejected records, because a `Builder` without subscriptions rejects none.
+    The pipeline may still name p-streams for rejected records, because a `Builder` without subscriptions
+    writes none.
     """
     quiet: dict[str, Any] = {"query": pipeline.query.model_copy(update={"state_location": None})}
     for name in ("queue", "union", "join", "window"):

@@ -80,7 +80,7 @@ class Checkpoint:
 
     @property
     def state(self) -> Files:
-        """The location of the operators' state, unless the pipeline puts it elsewhere."""
+        """The default location of the operators' state; a pipeline may choose another."""
         return open_files(self.directory.place("state"))
 
 
@@ -115,7 +115,7 @@ class RecordedBatch:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The recorded micro-batches of a query, and whether everything that they need still exists.
+    """The recorded micro-batches of a query. Knows whether everything that they need still exists.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ class Recording:
     # ---------------------------------------------------------------------------- what can be replayed
 
     def lack(self, number: int) -> str | None:
-        """Return what a micro-batch lacks to run again from the state before it; None if it can run."""
+        """Return what is missing to run a micro-batch again from the state before it; None if it can run."""
         try:
             batch = self.batch(number)
         except CorruptDataError as error:
@@ -250,7 +250,7 @@ class Recording:
         return None
 
     def lack_of_state(self, number: int) -> str | None:
-        """Return what the state before a micro-batch lacks; None if a replay can begin at the micro-batch."""
+        """Return what is missing of the state before a micro-batch; None if a replay can begin there."""
         try:
             before = self.batch(number).before
         except CorruptDataError:

@@ -63,7 +63,7 @@ class Replay:
     query : ReplayedQuery
         The query.
     recorded : ReplayedQuery
-        The query as the checkpoint recorded it, whose operator reads its state; may be `query`.
+        The query with the recorded settings; its operator reads the recorded state. May be `query`.
     scratch : str
         The directory for state.
     policy : Policy, optional
@@ -77,7 +77,7 @@ class Replay:
     _run: str = field(default_factory=new_id)
 
     def run(self, numbers: range) -> Iterator[ReplayedBatch]:
-        """Run micro-batches; the state before the first of them is loaded from the checkpoint.
+        """Run micro-batches, beginning with the state before the first of them, from the checkpoint.
 
         Raises
         ------
@@ -170,7 +170,7 @@ def _stand_still(time_us: int) -> Clock:
 
 
 def _go_on(time_us: int) -> Clock:
-    """Return a clock that runs on from a time, which is its first reading."""
+    """Return a clock that starts at a time."""
     begin_s: float | None = None
 
     def read() -> int:

@@ -123,7 +123,7 @@ class ResultRows:
     Parameters
     ----------
     keep : tuple of str
-        The columns of events that leave with the results.
+        The columns of events to add to the results.
     order : str
         The order of transactions.
     """

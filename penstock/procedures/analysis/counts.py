@@ -16,7 +16,7 @@ class TransactionCounts:
     transactions : int
         All transactions.
     forwarded : int
-        The transactions that ran on the coordinator of several buckets.
+        The transactions that ran on the coordinator, because they needed several buckets.
     """
 
     transactions: int

@@ -86,7 +86,7 @@ def _window_tables(program: Program) -> dict[str, str]:
 
 
 def _reasons(program: Program) -> list[str]:
-    """Return the reasons for rejections; a window's own tables have all rows that it looks up."""
+    """Return the reasons for rejections, without look-ups in a window's own tables, which never fail."""
     windows = _window_tables(program)
     return [reason for reason in program.reasons if reason.rpartition(": ")[2] not in windows]
 
@@ -203,7 +203,7 @@ def _forwarded(program: Program | PlainProgram) -> str:
 
 
 def _access_sets(program: Program) -> str:
-    """Describe whether transactions may run on several threads, and which of them run alone."""
+    """Describe whether transactions may run on several threads, and which transactions run alone."""
     sets = program.access_sets
     if isinstance(sets, str):
         return f"unknown, all run serially: {sets}"

@@ -1,7 +1,7 @@
 """The operations of a procedure: READ, WRITE and READ_MODIFY with conditions and functions (TStream §II-B).
 
-The operations are derived from the text alone: each variable and condition is traced to its sources. The
-result is for people to read; the compiler uses `Access`.
+The operations are derived from the text alone: each variable and condition is traced to the rows and
+attributes that it depends on. The result is only shown to users; the compiler uses `Access`.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ _LONG = frozenset({ast.Call, ast.IfExp, ast.BoolOp})
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A variable: the rows that its value depends on, the rows that it may refer to, its text if short."""
+    """A variable: the rows that its value depends on, the rows that it may refer to, and a short text."""
 
     refs: Refs = _NO_REFS
     rows: Refs = _NO_REFS
     text: ast.expr | None = None
 
     def merge(self, other: _Known) -> _Known:
-        """Return the variable after a branch: one path leaves it as `self`, the other as `other`."""
+        """Return the variable after a branch, if it is `self` on one path and `other` on the other path."""
         equal = self.text is not None and other.text is not None and _text(self.text) == _text(other.text)
         return _Known(self.refs | other.refs, self.rows | other.rows, self.text if equal else None)
 
@@ -114,7 +114,7 @@ def operations_of(text: ProcedureText, keys: Mapping[str, tuple[str, ...]]) -> t
 
 
 class _Finder:
-    """Traces a procedure once, and its loops twice, because one iteration passes values to the next."""
+    """Traces a procedure once, and loops twice, because one iteration may pass values to the next."""
 
     def __init__(self, keys: Mapping[str, tuple[str, ...]]) -> None:
         self.keys = keys
@@ -139,7 +139,7 @@ class _Finder:
         )
 
     def note(self, mode: OperationMode, target: str, function: str = "", reads: Refs = _NO_REFS) -> None:
-        """Record an operation with the conditions that hold here."""
+        """Record an operation, with the conditions around it."""
         conditions = tuple(dict.fromkeys(condition.text for condition in self.conditions))
         refs = _NO_REFS.union(*(condition.refs for condition in self.conditions))
         place = (mode, target, function)
@@ -403,7 +403,7 @@ class _Finder:
         return isinstance(function, ast.Name) and self.frame.text.names.get(function.id) is word
 
     def inline_names(self, node: ast.expr) -> ast.expr:
-        """Return an expression in terms of the event and of rows, as far as names are known."""
+        """Replace variables in an expression by what they stand for in the event and in rows, if known."""
         expression: ast.expr = _Replacer(self).visit(copy.deepcopy(node))
         return expression
 

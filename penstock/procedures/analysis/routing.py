@@ -1,4 +1,4 @@
-"""The choice of the bucket in which a transaction runs."""
+"""Find out which event attribute determines the bucket of a transaction."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def _attributes(program: Program) -> set[str]:
 
 
 def attributes_of(program: Program, access: Access) -> tuple[str | None, ...]:
-    """Return the event's attribute from which each column of an access's key comes, if there is one."""
+    """Return, for each key column of an access, the event attribute from which it comes, or None."""
     return tuple(attribute_of(program, origin) for origin in access.origins)
 
 
 def attribute_of(program: Program, origin: Origin | None) -> str | None:
-    """Return the event's attribute that an origin names; None for an origin of another kind."""
+    """Return the event attribute that an origin names; None for an origin of another kind."""
     names = {column.name for column in program.event if not column.is_list}
     return origin if isinstance(origin, str) and origin in names else None
 
 
 def routing_obstacle(program: Program | PlainProgram) -> str | None:
-    """Return the reason why all transactions must run in one bucket; None if they need not."""
+    """Return the reason why all transactions must run in one bucket; None if there is none."""
     if isinstance(program, PlainProgram):
         return "Python runs it"
     tables = {spec.name: spec for spec in program.tables}

@@ -12,7 +12,7 @@
 ``DELETE FROM t WHERE key = ?``                    ``del t[key]``
 =================================================  ===================================================
 
-So a statement is compiled, explained and undone like its Python, and values behave as in Python.
+So a statement is compiled, explained and undone like this Python, and its values behave as in Python.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Emissions(Writes):
         return slid.never_null()
 
     def _active(self, window: WindowSpec) -> tuple[str, str]:
-        """Return the number of a window's first active row, and the number after its last active row."""
+        """Return the numbers of a window's active rows: the first, and the last plus one."""
         facts = self.layout.tables[window.facts.name]
         slot = self.out.keep(facts.find(["0"]))
         row = Row(window.facts.name, slot, (window.name,), (None,), maybe=True)
@@ -160,7 +160,7 @@ class Emissions(Writes):
         return f"for {variable} in range({first}, {active}):"
 
     def window_row(self, window: WindowSpec, variable: str) -> Row:
-        """Return the row of a window that a loop is at."""
+        """Return the current row of a loop over a window."""
         rows = self.layout.tables[window.rows.name]
         place = variable if window.places is None else self.out.keep(f"{variable} % {window.places}")
         slot = self.out.keep(rows.find([place]))

@@ -191,7 +191,7 @@ class Expressions(ABC):
         return row
 
     def column(self, node: ast.Attribute, row: Row) -> Column:
-        """Return the column that an attribute of a row names."""
+        """Return the column of a row that an attribute expression names."""
         spec = self.layout.tables[row.table].spec
         if node.attr not in spec.names:
             raise self.wrong(
@@ -313,7 +313,8 @@ class Expressions(ABC):
     def _evaluate_rest(self, name: str, nodes: Sequence[ast.expr], head: str) -> None:
         """Evaluate the later operands of an ``and`` or ``or`` only where they decide the result.
 
-        A failure in them breaks out of the same loop, because the condition opens no loop.
+        If an operand fails, the code breaks out of the enclosing loop, because the condition itself opens no
+        loop.
         """
         if nodes:
             with self.out.block(f"{head} {name}:"):
@@ -391,7 +392,7 @@ class Expressions(ABC):
         return f"({value.null})" if positive else f"(not {value.null})"
 
     def _equal_or_null(self, sign: str, a: Value, b: Value) -> Value:
-        """Compare like Python: a null equals a null and nothing else."""
+        """Compare as Python does: a null equals only a null."""
         values_equal = operations.compare(self.out, "==", a, b).code
         any_null = " or ".join(value.null for value in (a, b) if value.null)
         all_null = f"({a.null} and {b.null})" if a.null and b.null else "False"

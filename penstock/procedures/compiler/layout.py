@@ -99,7 +99,7 @@ class TableCode(RelationCode):
     spec: TableSpec
 
     def fact(self, place: int) -> str:
-        """Return one of the numbers."""
+        """Return one of the table's numbers."""
         return f"{self.array('facts')}[{place}]"
 
     @property
@@ -197,7 +197,7 @@ class Layout:
         return self._wide(Kind(f"decimal({MAX_WIDE_DIGITS}, {scale})"), value)
 
     def as_wide(self, value: Value, kind: Kind) -> Value:
-        """Return a value as a wide decimal of a kind if it always is one, and unchanged otherwise."""
+        """Return a value as a wide decimal of a kind, if it always fits; otherwise return it unchanged."""
         if kind.wide is None:
             return value
         digits, scale = kind.wide

@@ -1,4 +1,4 @@
-"""Operations on values: arithmetic that fails where Spark's does, comparisons, conversions."""
+"""Operations on values: arithmetic that fails where Spark's arithmetic fails, comparisons, conversions."""
 
 from __future__ import annotations
 

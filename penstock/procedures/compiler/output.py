@@ -19,7 +19,7 @@ _INDENT = "    "
 
 @dataclass(slots=True)
 class _Logged:
-    """Lines to write if the transaction may fail after them, and lines to write otherwise."""
+    """The lines to write if the transaction may fail later, and the lines to write otherwise."""
 
     depth: int
     lines: Sequence[str]
@@ -30,9 +30,10 @@ class _Logged:
 class Output:
     """The body of a transaction.
 
-    A failure may follow a write if it is further down in the text, or if one loop encloses both. Only such
-    writes are logged, and a program without them has no undo log. In a workflow a rejection undoes the writes
-    of its own transaction, while a lack of room undoes all transactions of the round.
+    A failure may follow a write if it is further down in the text, or if a loop encloses both. Only writes
+    that a failure may follow are logged. If there are none, the program has no undo log. In a workflow a
+    rejection undoes the writes of its own transaction, while a lack of room undoes all transactions of the
+    round.
 
     Attributes
     ----------
@@ -100,8 +101,8 @@ class Output:
     def need_room(self, condition: str, cause: int) -> None:
         """Stop if a condition holds.
 
-        `cause` names the array that must grow: the rows of table n (n), its deleted keys (-2 - n) or the undo
-        log (-1).
+        `cause` says which array must grow: n for the rows of table n, -2 - n for its deleted keys, -1 for the
+        undo log.
         """
         self._fails.append(len(self._lines))
         with self.block(f"if {condition}:"):
@@ -134,7 +135,7 @@ class Output:
         self._lines.append(_Logged(self._depth, entry, otherwise))
 
     def finish(self) -> tuple[list[str], bool]:
-        """Return the lines, and whether any writes to the undo log."""
+        """Return the lines, and whether any of them writes to the undo log."""
         reversed_lines: list[str] = []
         logs = False
         for place, line in reversed(list(enumerate(self._lines))):

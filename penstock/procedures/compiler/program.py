@@ -134,10 +134,10 @@ class Program:
     transactions : tuple of range
         The stages of each transaction.
     lookups : tuple of str or None
-        For each look-up whose key the event determines: if the keys are the elements of a list, the list's
-        name; else None.
+        For each look-up whose key the event determines: the name of the list, if the keys are elements of a
+        list; otherwise None.
     access_sets : AccessSets or str
-        The access sets of the transactions, or why all of them run serially.
+        The access sets of the transactions, or the reason why all of them run serially.
     changes : frozenset of tuple of str
         The changes that the program makes: the kind, the table, and for ``column`` the column.
     route : Program or None
@@ -245,7 +245,7 @@ def program_digest(
     results: pa.Schema,
     workflow: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the digest of a program, made of its procedures' texts, their constants, tables and types."""
+    """Return the digest of a program: of its procedures' texts, their constants, the tables and the types."""
     parts = {
         "language": _LANGUAGE,
         "procedures": [[text.normal, _constants(text)] for text in dependencies.texts],

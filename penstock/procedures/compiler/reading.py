@@ -83,11 +83,11 @@ class ProcedureText:
     file : str
         The file that defines the procedure.
     line, column : int
-        The number of the first line in the file minus one, and the line's indentation.
+        The number of lines before the procedure in the file, and its indentation.
     names : mapping
         The values of the names that the procedure does not define itself.
     route : tuple of ast.expr
-        The partitions that the user names in `route`, as expressions of the event.
+        The expressions in `route`, over the event.
     """
 
     name: str
@@ -137,7 +137,7 @@ class ProcedureText:
 
     @property
     def normal(self) -> Any:
-        """The tree as JSON values that do not depend on the version of Python; digests are made from it."""
+        """The tree as JSON values for digests; they do not depend on the version of Python."""
         return _normal(self.tree)
 
     @property
@@ -161,7 +161,7 @@ class ProcedureText:
         )
 
     def misfit(self, node: ast.AST, owner: str, wanted: Kind, kind: Kind) -> InvalidUsageError:
-        """Return the error for a value of another kind than its owner's."""
+        """Return the error for a value whose kind its owner cannot take."""
         return self.wrong(node, f"{owner} is {wanted}, the value is {kind}", conversion_hint(kind, wanted))
 
     def unsupported(self, node: ast.AST, construct: ast.AST | None = None) -> InvalidUsageError:
@@ -171,7 +171,7 @@ class ProcedureText:
         return self.wrong(node, f"a procedure has no {name}", hint)
 
     def refuse_call(self, call: ast.Call) -> InvalidUsageError:
-        """Return the error for a call of something that procedures do not have."""
+        """Return the error for a call that procedures cannot make."""
         name = ast.unparse(call.func)
         fact, hint = f"a procedure cannot call {name} here", _FUNCTIONS
         if inspect.isfunction(self.names.get(name)):

@@ -18,17 +18,17 @@ Assigned = set[str] | None
 
 
 class UnknownKindError(Exception):
-    """A variable is read, but no earlier pass found its kind: only None was written to it."""
+    """A variable is read whose kind is unknown, because so far only None was written to it."""
 
 
 @dataclass
 class Facts:
-    """Facts that one pass over a program finds for the next pass; passes end when no fact is new.
+    """Facts that a pass over a program finds for the next pass; there are passes until no fact is new.
 
     Attributes
     ----------
     kinds : dict
-        Kinds of variables, or the tables whose rows they are.
+        The kind of each variable; for a row, its table.
     nullable : set
         Variables that may be null, or rows that may not exist.
     deletes : dict
@@ -94,7 +94,7 @@ class Scope:
         return "code != 0" if self.is_top else f"code != 0 or c{self.number} != 0"
 
     def assigned_once(self, name: str) -> bool:
-        """Return whether a name is assigned in one place only, outside of loops."""
+        """Return whether a name is assigned in only one place, outside of loops."""
         places = [
             node
             for node in ast.walk(self.text.tree)
@@ -128,7 +128,8 @@ class Scopes:
     ) -> tuple[Origin | None, ...]:
         """Return the origins of a key's columns.
 
-        If the partition has no origin, reject the transaction unless the partition is in the named route.
+        If the partition has no origin, generate code that rejects the transaction unless the partition is in
+        the named route.
         """
         origins = [None if value is None else value.origin for value in values]
         place = -1 if spec.partition_by is None else spec.key.index(spec.partition_by)
@@ -150,7 +151,7 @@ class Scopes:
         return self.stack[-1]
 
     def save(self) -> list[Assigned]:
-        """Return the certain assignments at this point."""
+        """Return which variables are certainly assigned at this point."""
         return [None if scope.assigned is None else set(scope.assigned) for scope in self.stack]
 
     def set(self, state: list[Assigned]) -> None:
@@ -159,7 +160,7 @@ class Scopes:
             scope.assigned = None if assigned is None else set(assigned)
 
     def merge(self, state: list[Assigned]) -> None:
-        """Join this path with another path."""
+        """Join this path with another path, whose assignments `save` returned."""
         for scope, assigned in zip(self.stack, state, strict=True):
             if scope.assigned is None or assigned is None:
                 scope.assigned = assigned if scope.assigned is None else scope.assigned

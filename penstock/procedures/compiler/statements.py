@@ -45,7 +45,7 @@ class Statements(Sets, Selections, Calls):
                 self._skip(node, str(error))
 
     def _skip(self, node: ast.stmt, name: str) -> None:
-        """Leave a statement to a later pass, which knows the kind of a variable that it reads."""
+        """Leave a statement to a later pass, which will know the kind of a variable in the statement."""
         self.unknown.append(name)
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             self._is_assigned(node.targets[0].id)

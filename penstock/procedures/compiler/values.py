@@ -34,7 +34,7 @@ class AccessMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A column of a row that is found by all columns of an index.
+    """The origin of a value: a column of the row that an index finds, given all columns of the index.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class Value:
     kind : Kind
         The kind.
     code : str
-        An expression without effects, which is the value until the next statement.
+        An expression without side effects, which has the value until the next statement.
     null : str or None
         An expression that is true if the value is null; None if the value is never null.
     origin : Origin or None
@@ -114,7 +114,7 @@ class Value:
     decimal: Decimal | None = None
 
     def never_null(self) -> Value:
-        """Return the value as never null, after a check."""
+        """Return the value, marked as never null; call it after a check."""
         return replace(self, null=None)
 
 

@@ -16,7 +16,7 @@ __all__ = ["Writes"]
 
 
 class Writes(Expressions):
-    """Compiles writes, with entries of the undo log where a failure may follow; see `Expressions`."""
+    """Compiles writes, with entries in the undo log if a failure may follow; see `Expressions`."""
 
     def __init__(self, layout: Layout, facts: Facts) -> None:
         super().__init__(layout, facts)
@@ -68,7 +68,7 @@ class Writes(Expressions):
         self.out.line(f"{table.array('dirty')}[{row.slot}] = True")
 
     def _check_order(self, node: ast.AST, table: str, column: str | None) -> None:
-        """Refuse to change a column that orders an open loop, or, with None, to insert into its table."""
+        """Refuse to change a column that orders a running loop; without `column`, refuse an insert."""
         for name, index in self.open_selections:
             if name == table and (column is None or column in index.columns):
                 raise self.wrong(

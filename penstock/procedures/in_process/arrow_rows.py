@@ -41,7 +41,7 @@ def as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str)
 def arrow_errors(owner: str, **context: Any) -> Iterator[None]:
     """Raise `InvalidUsageError` for values that Arrow cannot hold in an array.
 
-    Arrow's own message is the cause only, because it may contain a value.
+    Arrow's own message is only in the error's cause, because it may contain a user's value.
     """
     try:
         yield

@@ -1,13 +1,15 @@
 """The command log of a database in one process, and checkpoints of its tables.
 
-A database is a deterministic function of its calls in their order (S-Store §2). So the log holds calls, not
-changes: a call is run, appended and synced before it returns. `<location>/log` is a p-stream with a row for
-each call, or, with strong recovery, for each transaction of a workflow. On a local disk, `<location>/wal` has
-the calls of the last second, which are durable before they reach the p-stream. `<location>/tables` holds
-versions of the tables, each with the offset in the log up to which it is current. Invariants:
+The content of a database depends only on its calls and their order (S-Store §2). So the log holds calls, not
+changes. A call is run, then appended to the log and synced, and only then it returns. `<location>/log` is a
+p-stream with a row for each call, or, with strong recovery, for each transaction of a workflow. On a local
+disk, `<location>/wal` has the calls of the last second, which are durable before they reach the p-stream.
+`<location>/tables` holds versions of the tables, each with the offset in the log up to which it is current.
+Invariants:
 
-1. A version is committed between rounds, after the calls that it holds. So every readable version is a state
-   of the log, whichever process wrote it. The version with the greatest offset is the newest.
+1. A version is committed between rounds, after the calls whose effects it holds. So every readable version is
+   the state after some prefix of the log, whichever process wrote the version. The version with the greatest
+   offset is the newest.
 2. Calls are released only once a version holds them.
 3. A process that opens the log fences the previous process, which can then append no call.
 """
@@ -60,7 +62,7 @@ class Call:
     bounds : ndarray, optional
         The start of each atomic batch; see `TableSet.run`.
     transaction : int, optional
-        The number of the transaction; None if it is a whole call.
+        The number of the transaction; None if this is a whole call.
     streams : mapping
         The rows that the transaction takes from streams, by name.
     """
@@ -89,7 +91,7 @@ class CommandLog:
     """The log of an open database.
 
     Any thread may append and wait; one thread at a time restores or checkpoints. A thread makes calls
-    durable: one sync for all calls that were appended since the last sync began (group commit).
+    durable. One sync serves all calls that were appended since the last sync began (group commit).
 
     Parameters
     ----------
@@ -105,7 +107,7 @@ class CommandLog:
     Attributes
     ----------
     calls_for_checkpoint, bytes_for_checkpoint : int
-        The number of calls, or of their bytes, since the last checkpoint after which the next is due.
+        The next checkpoint is due after this many calls, or bytes of calls, since the last checkpoint.
 
     Raises
     ------
@@ -179,7 +181,7 @@ class CommandLog:
         return read_calls(self._stream, begin, self._end)
 
     def resume(self, handle: Handle, position: int) -> Iterator[Call] | None:
-        """Continue with tables that hold a version and later calls; return the calls that they lack.
+        """Continue with tables that include a version and later calls; return the calls that they lack.
 
         Return None if the tables must be restored instead, because the version is not the newest, or calls
         that the tables lack are released.
@@ -189,7 +191,7 @@ class CommandLog:
         handle : Handle
             The version.
         position : int
-            The number of calls that the tables hold.
+            The number of calls that the tables include.
         """
         pointer, begin = newest_version(self._store) or (None, 0)
         if position < self._stream.start or pointer != handle.pointer:
@@ -299,11 +301,11 @@ class CommandLog:
 
     @property
     def checkpoint_is_due(self) -> bool:
-        """Whether repeating the calls since the last checkpoint would take long."""
+        """Whether running the calls since the last checkpoint again would take long."""
         return self._bytes > self.bytes_for_checkpoint or self._calls > self.calls_for_checkpoint
 
     def checkpoint(self, state: State) -> None:
-        """Store a version of the tables, and release its calls. No call is appended meanwhile."""
+        """Store a version of the tables, and release its calls. No call may be appended during this."""
         if not self._calls:
             return
         self.wait(self._end)
@@ -369,7 +371,7 @@ def check_tables(files: Files, name: str, tables: Iterable[TableSpec], *, create
 
 
 def newest_version(store: BucketStore) -> tuple[Pointer, int] | None:
-    """Return the newest version of the tables, and the number of calls that it holds; None if there is none.
+    """Return the newest version of the tables, and how many calls it includes; None if there is none.
 
     Raises
     ------
@@ -386,7 +388,7 @@ def newest_version(store: BucketStore) -> tuple[Pointer, int] | None:
 
 
 def look_at(store: BucketStore, pointer: Pointer) -> tuple[Handle, int]:
-    """Return the handle of a version, and the number of calls that it holds."""
+    """Return the handle of a version, and how many calls the version includes."""
     handle, unit = store.look(pointer)
     return handle, unit.fields.count("offset")
 

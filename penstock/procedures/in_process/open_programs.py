@@ -38,12 +38,12 @@ class OpenPrograms:
         self._requests = RequestPrograms({}, {})
 
     def find(self, procedure: str, events: pa.Schema) -> Program | PlainProgram:
-        """Return the program of a procedure or workflow for events of these columns.
+        """Return the program of a procedure or workflow for events with these columns.
 
         Raises
         ------
         InvalidUsageError
-            If there is no such procedure, or it does not compile for them.
+            If there is no such procedure, or it does not compile for these columns.
         """
         # Finding the program anew takes longer than running a transaction.
         check_text(procedure, kind="procedure")

@@ -21,7 +21,7 @@ ANSWER = "answer requests"
 
 
 def replay(calls: Iterable[Call], state: State, programs: OpenPrograms, strong: StrongRecovery) -> None:
-    """Run calls or transactions of the log again, then the rest of a round that the log has only in part.
+    """Run calls or transactions of the log again; if the log ends within a round, run the rest of the round.
 
     Raises
     ------

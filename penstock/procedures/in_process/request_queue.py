@@ -29,7 +29,7 @@ class Request:
     future: Future[dict[str, Any]] = field(default_factory=Future)
 
     def signature(self) -> object:
-        """Return what requests of one group have in common; the request itself if it fits in no group."""
+        """Return a value that is equal for requests that can run in one group."""
         types = tuple(map(type, self.attributes.values()))
         return (self.procedure, tuple(self.attributes), types) if GROUPED_TYPES.issuperset(types) else self
 
@@ -51,7 +51,7 @@ class RequestQueue:
     ----------
     run : callable
         Runs groups of requests in order, and completes their futures now or later. All requests of a group
-        have one signature. Raises nothing.
+        have the same signature. It must not raise errors.
     most_waiting : int
         The number of requests that may wait.
     """
@@ -68,7 +68,7 @@ class RequestQueue:
         self._thread.start()
 
     def put(self, request: Request, *, refuse: bool = False) -> Future[dict[str, Any]]:
-        """Queue a request; return its future. If the queue is full, wait, or refuse it.
+        """Queue a request; return its future. If the queue is full, wait, or with `refuse` raise an error.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class RequestQueue:
 
 
 def group_requests(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
-    """Cut requests where the signature changes, or a group is full."""
+    """Divide requests into groups: a new group begins where the signature changes or a group is full."""
     begin, signature = 0, requests[0].signature()
     for place, request in enumerate(requests):
         other = request.signature()

@@ -1,9 +1,9 @@
 """Strong recovery of workflows: each transaction is in the log (S-Store §3.2.5).
 
-A round is run transaction by transaction. Each transaction is logged with its input (its events and the rows
-of its streams), and is durable before the next transaction begins. A repeated transaction takes its input
-from the log, and the rows that it emits start no other procedure. If the log ends within a round, the rest
-of this round runs.
+A round runs transaction by transaction. Each transaction is logged with its input (its events and the rows of
+its streams), and is durable before the next transaction begins. In a recovery, each transaction takes its
+input from the log, and the rows that it emits are ignored. If the log ends within a round, the rest of this
+round runs afterwards.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class StrongRecovery:
             log.wait(log.end)
 
     def begin(self, program: Program, events: pa.RecordBatch) -> None:
-        """Begin a round of the log, whose transactions follow."""
+        """Begin a round of the log; calls of `repeat` for its transactions follow."""
         bounds = np.array([0, events.num_rows])
         self._open = _Round(self._state.begin(program, events, bounds), 0, program, events)
 
@@ -100,7 +100,7 @@ class StrongRecovery:
         self._open.advance(call.transaction, {**self._open.streams, **call.streams})
 
     def end(self) -> None:
-        """Run the rest of a round if the log has only its first transactions."""
+        """If the log has only the first transactions of a round, run the rest of the round."""
         open_round, self._open = self._open, None
         if open_round is not None:
             self._finish(open_round)

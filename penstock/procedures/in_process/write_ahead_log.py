@@ -1,7 +1,7 @@
 """The write-ahead log of a database in one process: calls that are durable, but not yet in its p-stream.
 
-A sync of one appended file takes a fraction of a p-stream's commit, which publishes two files. So calls are
-appended here first, and reach the p-stream within a second. Files and bytes::
+To sync one appended file takes a fraction of the time of a p-stream's commit, which publishes two files. So
+calls are appended to this log first, and reach the p-stream within a second. Files and bytes::
 
     00000000000000000007-00000002.wal     part 2 of session 7
 
@@ -11,8 +11,8 @@ appended here first, and reach the p-stream within a second. Files and bytes::
     zeros, if the part was filled with them before its first record
 
 A record holds the calls of one sync; `offset` is the number of calls before them in the log. Once a part has
-`bytes_before_room` bytes, a thread fills the next part with zeros, and the log continues there: the sync of a
-file that does not grow need not wait for the file system's journal. Invariants:
+`bytes_before_room` bytes, a thread fills the next part with zeros, and the log continues there. If a file
+does not grow, its sync need not wait for the file system's journal. Invariants:
 
 1. A session begins with part 0, created exclusively. A process acknowledges calls only if, after their sync,
    the next session's part 0 does not exist, and the oldest part that the process has not deleted itself
@@ -83,7 +83,7 @@ class WriteAheadLog:
     Attributes
     ----------
     bytes_before_room : int
-        The size of a part without zeros after which the next part is filled with zeros.
+        Once a part that was not filled with zeros has this size, the next part is filled with zeros.
     part_bytes : int
         The size of a part that is filled with zeros.
 
@@ -137,13 +137,13 @@ class WriteAheadLog:
         self._check_newest()
 
     def _check_newest(self) -> None:
-        """Check that no other process has begun a session; the order of both checks matters."""
+        """Check that no other process has begun a session; the order of the two checks matters."""
         next_session = self._directory / _Part(self._part.session + 1, 0).name
         if next_session.exists() or not self._oldest.is_linked:
             raise FencedError("another process has opened this database", location=self._directory.parent)
 
     def _go_on(self, size_bytes: int) -> None:
-        """Go on with the next part if it is ready, and this part has no room for a record."""
+        """If this part has no room for a record and the next part is ready, continue with the next part."""
         used = self._file.size_bytes
         if self._next is None:
             if used < self._refused_at + (self._room_bytes // 2 or self.bytes_before_room):
@@ -159,7 +159,7 @@ class WriteAheadLog:
             self._use(*made)
 
     def _take_next(self) -> tuple[AppendedFile, int] | None:
-        """Return the next part and its size, or None if it was not begun or the file system refused it."""
+        """Return the next part and its size; None if it was not begun, or if the file system refused it."""
         made, self._next = self._next, None
         try:
             return None if made is None else (made.result(), self.part_bytes)

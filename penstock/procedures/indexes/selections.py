@@ -58,7 +58,7 @@ class Selection:
         return f"seek({tree})"
 
     def begin(self, *, descending: bool) -> str:
-        """Return the code of the first row's slot, which may be after the end of the range."""
+        """Return the code for the slot of the first row; this row may be after the end of the range."""
         word = self.high if descending else self.low
         if word is None and not self.equal:
             nodes, facts, root, *_ = self._arguments
@@ -315,7 +315,7 @@ class Selections(Writes):
 def _found(
     spec: TableSpec, index: IndexSpec, values: Sequence[Value], origins: tuple[Origin | None, ...]
 ) -> tuple[Origin | None, ...]:
-    """Return the origins of the key of rows that all columns of an index find."""
+    """Return the origins of the key columns of rows that an index finds, given all columns of the index."""
     found = [value.origin for value in values]
     attributes = [origin for origin in found if isinstance(origin, str) and origin != ROUTED]
     if len(attributes) < len(values):

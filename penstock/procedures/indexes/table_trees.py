@@ -106,7 +106,7 @@ class TableTrees:
     def find(
         self, columns: Sequence[str], values: Columns, exists: npt.NDArray[np.bool_]
     ) -> tuple[Numbers, Numbers]:
-        """Return the rows that have values in all columns of an index, in the order of the values.
+        """Find rows by the values of all columns of an index; return them in the order of the values.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class TableTrees:
         values : sequence of ndarray
             The values of each column; texts are given by their numbers.
         exists : ndarray
-            Whether a row can have each set of values.
+            For each set of values, whether a row can have it.
 
         Returns
         -------

@@ -3,11 +3,13 @@
 A node is a row of a matrix of int64. It holds the words that order the rows, the slot of the left child plus
 one, the slot of the right child plus one, and whether the row is in the tree. The words of integers, times
 and booleans are their values. The words of floats sort as Spark sorts floats. The words of texts are their
-numbers (`penstock.procedures.texts`), which compare like the texts' bytes. The priority of a node is a hash
-of its slot. So the shape depends on slots, but the order of rows on their content alone.
+numbers (`penstock.procedures.texts`); to compare them, the bytes of the texts are compared. The priority of a
+node is a hash of its slot. So the shape of the tree depends on slots, but the order of rows depends only on
+their content.
 
-Arguments: `nodes` and `facts` of a table; `root`, the position in `facts` of the root's slot plus one;
-`mask`, with a bit for each word that is a text; `offsets` and `data`, the bytes of all texts.
+The functions take these arguments: `nodes` and `facts` of a table; `root`, the position in `facts` that holds
+the slot of the root plus one; `mask`, with a bit for each word that is a text; `offsets` and `data`, the
+bytes of all texts.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def _compare_texts(a: int, b: int, offsets: Nodes, data: Bytes) -> int:
 
 @kernel
 def compare_bound(nodes: Nodes, slot: int, bound: Any, mask: int, offsets: Nodes, data: Bytes) -> int:
-    """Compare the first words of a row with a bound's words; below 0 if the row comes first."""
+    """Compare the first words of a row with the words of a bound; below 0 if the row comes first."""
     for c in range(len(bound)):
         x, y = nodes[slot, c], bound[c]
         if x != y:
@@ -250,7 +252,7 @@ def seek(
 def find_equal(
     nodes: Nodes, facts: Nodes, root: int, bounds: Nodes, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
 ) -> Nodes:
-    """Write the rows that equal each bound to `slots`, as far as `slots` has room; return their number."""
+    """Write the rows that equal each bound to `slots`, while it has room; return the number of these rows."""
     counts = np.zeros(bounds.shape[0], np.int64)
     size = 0
     words = nodes.shape[1] - LINKS

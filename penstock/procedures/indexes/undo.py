@@ -12,7 +12,7 @@ __all__ = ["free_lines", "undo_lines"]
 
 
 def free_lines(layout: Layout, ops: Mapping[tuple[str, ...], int]) -> list[str]:
-    """Return the code that frees the slots of deleted rows, once no undo may need them."""
+    """Return the code that frees the slots of deleted rows, after the last point where an undo needs them."""
     deletes = {operation[1]: number for operation, number in ops.items() if operation[0] == "delete"}
     lines = ["for k in range(u):"] if deletes else []
     for name, number in deletes.items():
@@ -26,7 +26,7 @@ def free_lines(layout: Layout, ops: Mapping[tuple[str, ...], int]) -> list[str]:
 
 
 def undo_lines(layout: Layout, ops: Mapping[tuple[str, ...], int], mark: str = "0") -> list[str]:
-    """Return the code that undoes the log's entries above a mark, the last entry first."""
+    """Return the code that undoes the entries of the undo log after a mark, the last entry first."""
     lines = [f"while u > {mark}:", "    u -= 1", "    s = u_slot[u]"]
     for (operation, name, *column), number in ops.items():
         table = layout.tables[name]

@@ -1,4 +1,4 @@
-"""Calls of other procedures, whose text becomes a part of the same kernel."""
+"""Calls of other procedures, which are inlined into the same kernel."""
 
 from __future__ import annotations
 

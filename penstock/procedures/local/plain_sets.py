@@ -12,7 +12,7 @@ SET_HINT = "write s = set(), s.add(x), x in s, len(s)"
 
 
 class PlainSet:
-    """A set as a procedure sees it: without an order, and with elements of one kind.
+    """A set in a procedure: it has no order, and its elements are of one kind.
 
     Parameters
     ----------

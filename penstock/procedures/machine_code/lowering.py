@@ -1,12 +1,12 @@
 """Generate LLVM code for a kernel from its syntax tree.
 
 Numba compiles a function from its bytecode: it finds blocks, variables and types anew, checks each index, and
-counts references. A generated kernel has a thousand lines but only numbers, arrays, branches and loops. So
-this module writes the kernel's LLVM code itself, in a single walk. Numba still supplies the meaning of
-operators, conversions and calls, the wrapper for Python, and the cache on disk.
+counts references. A generated kernel has a thousand lines, but contains only numbers, arrays, branches and
+loops. So this module writes the kernel's LLVM code itself, in a single walk. Numba still supplies the meaning
+of operators, conversions and calls, the wrapper for Python, and the cache on disk.
 
 A variable is a place on the stack, which LLVM turns into registers. An index is never negative. Only a set
-has memory of its own, which is released when its variable gets another set, and at the end of the kernel.
+has memory of its own. It is released when its variable gets another set, and at the end of the kernel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The access sets of transactions, as far as their events determine them (TStream §II-B, F2).
 
-The conditions of an access are the branches around it. A condition that needs no row shows before the run
-whether an event makes the access. Any other condition is taken as true, so that access sets are never too
-small.
+The conditions of an access are the branches around it. If a condition depends only on the event, it is
+evaluated before the run, to see whether the event makes the access. Any other condition is assumed to be
+true, so that access sets are never too small.
 
 An event is exclusive if it may insert or delete a row, or access a row whose key the event does not
 determine. An exclusive event runs alone, between the other events.
@@ -37,7 +37,7 @@ _BITS = (Column("bits", pa.int64(), Kind.INTEGER, nullable=False),)
 
 @dataclass(frozen=True, slots=True)
 class KeyAccess:
-    """Accesses to the rows of a table by one key of the event.
+    """The accesses to rows of a table by a key that the event determines.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class KeyAccess:
     key : tuple of int
         The position of the event's attribute for each column of the key.
     bits, write_bits : int
-        An event that has any of these bits accesses the row, or writes it.
+        If an event has any of `bits`, it accesses the row; if it has any of `write_bits`, it writes the row.
     """
 
     table: int
@@ -66,7 +66,7 @@ class AccessSets:
     exclusive_bits : int
         An event that has any of these bits is exclusive.
     because : tuple of str
-        Why events may be exclusive.
+        The reasons why events may be exclusive.
     facts : Program
         Returns the bits of an event.
     """
@@ -99,7 +99,7 @@ def find_access_sets(
     event: tuple[Column, ...],
     compile_facts: Callable[..., Program],
 ) -> AccessSets | str:
-    """Return the access sets of a procedure, or why all of its transactions run serially."""
+    """Return the access sets of a procedure, or the reason why all of its transactions run serially."""
     if dependencies.streams or dependencies.windows:
         return "it has streams or windows"
     if not dependencies.tables:
@@ -169,7 +169,7 @@ class _Walk:
     found : list
         The accesses so far.
     is_callee : bool
-        Whether another procedure calls this procedure, whose conditions are then about another event.
+        Whether another procedure calls this procedure. If so, its conditions are about another event.
     """
 
     text: ProcedureText
@@ -300,7 +300,7 @@ class _Walk:
         return {name for node in ast.walk(self.text.tree) for name in _stores(node)}
 
     def _written_names(self) -> set[str]:
-        """Return the variables whose rows are written, through other variables, too."""
+        """Return the variables whose rows are written, directly or through other variables."""
         written = {
             node.value.id
             for node in ast.walk(self.text.tree)

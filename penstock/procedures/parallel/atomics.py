@@ -53,7 +53,7 @@ def swap_if(values: Any, at: int, expected: int, number: int) -> bool:
 
 
 def wait_a_little(turn: int) -> None:
-    """Let other threads run at every `_SPINS`-th turn."""
+    """Let other threads run, but only at every `_SPINS`-th turn."""
 
 
 @intrinsic

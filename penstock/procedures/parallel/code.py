@@ -1,8 +1,8 @@
-"""The kernel that runs transactions in an order other than their events' order.
+"""The kernel that runs transactions on several threads, in another order than that of their events.
 
 The parallel code is the serial kernel with three changes. A schedule determines which transaction comes next.
 If a row has changed in the meantime, a look-up returns the version of the row that the transaction must read.
-An insert or delete ends the run, because events that may insert or delete never get here.
+An insert or delete ends the run; it cannot happen, because events that may insert or delete run alone.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def parallel_source(program: Program) -> str:
 
 
 def _advance_lines(program: Program, columns: Sequence[str]) -> list[str]:
-    """Return the function that lets operations reach the head of their chain, up to the first write."""
+    """Return the function that advances a chain: it moves operations to the head, up to the first write."""
     lines = [
         "@kernel",
         f"def advance(x, {', '.join([_CHAINS, *columns])}):",

@@ -12,8 +12,8 @@ split      rows belong to threads; a thread runs the transactions of its rows in
 =========  ==================================================================================
 
 Unlike in TStream, one thread evaluates a whole transaction. Nearly every operation may reject the
-transaction, because any arithmetic may overflow and any row may be missing. With one thread, nothing is
-rolled back in other chains.
+transaction, because any arithmetic may overflow and any row may be missing. If one thread evaluates the whole
+transaction, a rejection need not roll back operations in other chains.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EvaluationMetrics:
     Attributes
     ----------
     transactions, seconds : dict
-        The numbers by mode. The seconds include planning.
+        The number of transactions and the seconds, by mode. The seconds include planning.
     batches : int
         The punctuations.
     exclusive : int
@@ -86,7 +86,7 @@ class Evaluation:
     Parameters
     ----------
     mode : str
-        A mode, or ``adaptive``: the mode that was the fastest in measured batches.
+        A mode, or ``adaptive``: the mode that was fastest in the measured batches.
     threads : int
         The number of threads, including the calling thread.
     punctuation : int

@@ -19,9 +19,9 @@ _WEIGHT = 0.3
 class MeasuredCosts:
     """Chooses the mode of each batch of a program.
 
-    All batches run serially until they have taken a while. Then each other mode runs two batches, of which
-    only the second is measured. From then on the cheapest mode runs, and the other modes are tried again
-    from time to time.
+    At first all batches run serially, until this has taken some time. Then each other mode runs two batches,
+    of which only the second is measured. From then on the cheapest mode runs, and the other modes are tried
+    again from time to time.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class MeasuredCosts:
         return min(self.costs, key=self.costs.__getitem__, default="serial")
 
     def note(self, mode: str, transactions: int, seconds: float) -> None:
-        """Take the time of the batch that ran in the mode that `choose` returned last."""
+        """Record the time of a batch that ran in the mode that `choose` returned last."""
         cost = seconds / transactions
         if mode == "serial":
             self._serial_s += seconds

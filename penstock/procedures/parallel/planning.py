@@ -1,4 +1,4 @@
-"""Plans of batches: which rows each transaction accesses, and the order that follows from it."""
+"""Plans of batches: the rows that each transaction accesses, and the order that follows from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_FLAGS = np.zeros(0, np.bool_)
 
 @dataclass
 class Plan:
-    """The schedule of a batch, as the parallel kernel takes it; see `penstock.procedures.parallel.schedule`.
+    """The schedule of a batch, for the parallel kernel; see `penstock.procedures.parallel.schedule`.
 
     Attributes
     ----------
@@ -209,7 +209,7 @@ class Planner:
         return self._state[self._program.tables[access.table].name].find(key)
 
     def _starts(self, sizes: list[int], events: list[npt.NDArray[Any]], begin: int, end: int) -> Numbers:
-        """Return for each access and event the position of its first slot among the slots of all accesses."""
+        """Return, for each access and event, the position of its first slot among all slots."""
         starts = np.empty((len(sizes), end - begin + 1), np.int64)
         base = 0
         for row, access, size in zip(starts, self._sets.accesses, sizes, strict=True):

@@ -6,14 +6,14 @@ All numbers are in one array; the numbers of different threads are in different 
     16  `LINES` numbers of thread 0, then those of thread 1, and so on
 
 ``levels`` takes transactions in the order of their levels, once all transactions of lower levels are done. In
-``split``, rows belong to threads. A thread goes through the transactions in order and runs each transaction
-whose first row belongs to the thread, once the threads of the other rows have arrived at the transaction and
-wait. ``chains`` runs a transaction that is at the head of all of its operation chains. Such a transaction is
-in the queue of the thread that found it; a thread whose queue is empty steals from the queues of other
-threads (TStream §IV-C, §IV-E).
+``split``, rows belong to threads. A thread goes through the transactions in order, and runs each transaction
+whose first row belongs to it. Before that, it waits until the threads of the transaction's other rows have
+arrived at the transaction; these threads then wait. ``chains`` runs a transaction that is at the head of all
+of its operation chains. Such a transaction is in the queue of the thread that found it; a thread whose queue
+is empty steals from the queues of other threads (TStream §IV-C, §IV-E).
 
-Queues are not reused within a run: a transaction enters one queue, once. So a place that was read before a
-successful swap of the queue's head still holds its transaction.
+A place in a queue is never reused within a run, because each transaction enters only one queue, once. So if a
+thread reads a place and then swaps the queue's head successfully, the place still holds the same transaction.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def next_transaction(
 
 @kernel
 def run_again(state: Any, thread: int, transaction: int) -> None:
-    """Let this thread run again a transaction that was undone because its undo log was full."""
+    """Let this thread run a transaction again, which was undone because the undo log was full."""
     state[FIRST_LINE + thread * LINES + AGAIN] = transaction + 1
 
 

@@ -4,9 +4,9 @@ An operation is the access of a transaction to one row: a read or a write. The o
 are ``offsets[t]`` to ``offsets[t + 1]``. The chain of a row links its operations in the order of their
 transactions (TStream §IV-C1).
 
-A reader before a later writer gets a version, so that the writer does not wait for the reader. A version is a
-copy of the row in a slot after the slots in use. Versions are garbage when the batch has ended (TStream
-§IV-C2).
+If a later transaction writes a row that an earlier transaction reads, the reader gets a version, so that the
+writer need not wait for the reader. A version is a copy of the row, in a slot after the slots in use. When
+the batch has ended, versions are garbage (TStream §IV-C2).
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def find_levels(
 def find_owners(
     facts: Any, slots: Any, starts: Any, access_tables: Any, bits: Any, bases: Any, threads: int, owners: Any
 ) -> None:
-    """Set for each transaction the bits of the threads that own its rows; thread 0 if it has none."""
+    """For each transaction, set the bits of the threads that own its rows; of thread 0 if it has no rows."""
     for t in range(facts.shape[0]):
         own = 0
         for access in range(bits.shape[0]):

@@ -2,13 +2,13 @@
 
 1. Each bucket runs the transactions that need no other bucket (`Forwarding.split`). It exports the rows that
    forwarded transactions need (`Forwarding.rows`).
-2. The coordinator runs the forwarded transactions over these rows in their order, and returns the changes of
-   each bucket (`Forwarding.run`). A bucket has them before it runs its next transactions.
+2. The coordinator runs the forwarded transactions over these rows, in their order, and returns the changes of
+   each bucket (`Forwarding.run`). A bucket gets its changes before it runs its next transactions.
 
 If an event determines the buckets of a transaction but not its rows (`Forwarding.copies_buckets`), the
 coordinator has copies of the buckets' tables instead (`Forwarding.run_over`).
 
-Both stages are functions of their input. `docs/design/0019-forwarding.md` has the invariants.
+The results of both stages depend only on their input. `docs/design/0019-forwarding.md` has the invariants.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Split:
         The positions of the forwarded events that this bucket passes to the coordinator. Exactly one bucket
         passes each event.
     own_numbers, forwarded_numbers : ndarray
-        The numbers of `own` and `forwarded` among the bucket's transactions of this micro-batch.
+        For the events in `own` and in `forwarded`: their numbers among the bucket's transactions of this
+        micro-batch.
     """
 
     own: Numbers
@@ -91,7 +92,7 @@ class Forwarding:
     buckets : int
         The number of buckets.
     order : str
-        ``"arrival"``, or ``"any"``: the forwarded transactions of a micro-batch run after all other
+        ``"arrival"``; or ``"any"``, so that the forwarded transactions of a micro-batch run after all other
         transactions.
     """
 
@@ -125,7 +126,7 @@ class Forwarding:
 
     @cached_property
     def copies_buckets(self) -> bool:
-        """Whether the coordinator needs whole tables, because rows are unknown or tables are replicated."""
+        """Whether the coordinator needs whole tables, because rows are unknown or a table is replicated."""
         route = find_route(self.program, self._placements, with_writes=True)
         known = all(isinstance(one, str) for keys in route.keys for one in keys.origins)
         is_exported = route.is_single or (known and len(self._placements) == len(self.program.tables))
@@ -148,7 +149,7 @@ class Forwarding:
         return EventKeys(self.program, self._route, events, self._placements, _find_nothing)
 
     def places(self, events: pa.RecordBatch) -> list[Numbers]:
-        """Return for each bucket the positions of the events that need it, in their order.
+        """Return, for each bucket, the positions of the events that need it, in their order.
 
         An event that determines no row goes to the first bucket.
         """
@@ -205,7 +206,7 @@ class Forwarding:
 
     @cached_property
     def exported(self) -> dict[str, pa.Schema]:
-        """For each table the columns of the rows that buckets export.
+        """For each table, the columns of the rows that buckets export.
 
         If the program does not change a table, these columns are the table's key and the columns that the
         program's kernel names.

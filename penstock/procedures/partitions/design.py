@@ -44,17 +44,17 @@ class PartitionDesign(StoredText):
     columns : mapping of str to str, tuple of str or None
         For each table, the key column or columns by which it is partitioned; None if it is replicated.
     ranges : mapping of str to tuple
-        For each table that is partitioned by ranges, the least value of each partition but the first.
+        For each table that is partitioned by ranges, the smallest value of each partition except the first.
     indexes : mapping of str to tuple
-        For each table, the columns of every index by which transactions find their partition. For this the
-        indexes of all partitions are read.
+        For each table, the columns of every index by which transactions find their partition. Such a look-up
+        reads the index in all partitions.
     routes : mapping of str to tuple of str
         For each procedure, the values that determine the partitions of a transaction, as
         `OpenDatabase.explain` names them.
     routing : mapping of str to str
-        The routing attribute of each procedure that has one. The hash of the attribute gives the partition in
-        which a transaction runs. This is for procedures whose events do not determine the partitions. A
-        transaction that accesses another partition runs over all partitions instead.
+        The routing attribute of each procedure that has one. A routing attribute is for procedures whose
+        events do not determine the partitions. The hash of the attribute gives the partition in which a
+        transaction runs. If the transaction accesses another partition, it runs again over all partitions.
     """
 
     database: str
@@ -237,7 +237,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _plain(column: str | tuple[str, ...]) -> str | list[str]:
-    """Return columns as YAML has them."""
+    """Return columns in the form for YAML."""
     return column if isinstance(column, str) else list(column)
 
 

@@ -33,7 +33,7 @@ Lookup = Callable[[Found, Sequence[Any]], tuple[Numbers, pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Values of one origin: one for each event, or several."""
+    """The values of one origin: one or several for each event."""
 
     column: Column
     values: pa.Array[Any]
@@ -92,7 +92,7 @@ class EventKeys:
         return forward(starts, resources, needed, np.zeros(size, np.bool_))
 
     def first(self, homes: Numbers, partitions: int) -> npt.NDArray[np.bool_]:
-        """Return which transactions must end before forwarded transactions begin; see `find_first`.
+        """Return which transactions must end before the forwarded transactions begin; see `find_first`.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class EventKeys:
     def _resources(
         self, partitions: int, distinct: Sequence[tuple[Numbers, Numbers | None]]
     ) -> tuple[Numbers, Numbers, Numbers, int]:
-        """Return what `forward` reads: where transactions begin, resources, partitions, the number limit."""
+        """Return the arguments of `forward`: starts, resources, partitions, and the limit of the numbers."""
         if not self.route.knows_rows:
             starts, order, needed = self._in_order(distinct)
             return starts, needed[order], needed[order], partitions
@@ -142,11 +142,14 @@ class EventKeys:
         return sorted({int(number) for numbers, _ in distinct for number in np.unique(numbers)})
 
     def keys(self, keys: Keys) -> list[pa.Array[Any]]:
-        """Return the columns of keys. Leave out keys that contain a null: no row of a table can have one."""
+        """Return the columns of keys.
+
+        Leave out keys with a null, because no row of a table has such a key.
+        """
         return [one.values for one in _without_nulls(self._combine(keys, keys.origins))]
 
     def values(self, keys: Keys) -> tuple[Numbers, list[tuple[Column, pa.Array[Any]] | None]]:
-        """Return the event of each row that keys may name, and the keys' columns; None is an unknown column.
+        """Return the event of each row that keys may name, and the keys' columns; None for an unknown column.
 
         Keys that contain a null are left out, because no row of a table can have such a key.
         """
@@ -213,7 +216,7 @@ class EventKeys:
         return starts, np.argsort(events, kind="stable"), numbers
 
     def _combine(self, keys: Keys, origins: Sequence[Origin | None]) -> list[_Values]:
-        """Return the values of some columns of keys: all combinations for each event."""
+        """Return, for each event, all combinations of the values of some columns of keys."""
         at: Numbers | None = None
         places: dict[object, Numbers] = {}
         for number, origin in enumerate(origins):
@@ -259,7 +262,7 @@ class EventKeys:
 
 
 def _drop_hidden_elements(events: pa.RecordBatch) -> pa.RecordBatch:
-    """Return events whose null lists have no elements; Arrow allows null lists to have elements."""
+    """Return events whose null lists have no elements, because Arrow lets null lists have elements."""
     for place, column in enumerate(events.columns):
         if pa.types.is_list(column.type) and column.null_count:
             compact = column.take(pa.array(np.arange(len(column))))
@@ -277,7 +280,7 @@ def _without_nulls(values: list[_Values]) -> list[_Values]:
 
 
 def _dimension(number: int, origin: Origin | None) -> object:
-    """Return a value that is equal for columns whose values belong together."""
+    """Return a value that is equal for columns whose values are paired, and differs for all others."""
     if isinstance(origin, Found):
         return origin.table, origin.index, origin.attributes
     return number

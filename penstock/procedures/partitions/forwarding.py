@@ -53,7 +53,7 @@ def find_homes(starts: Numbers, partitions: Numbers, homes: Numbers) -> int:
 
 @kernel
 def merge_homes(homes: Numbers, partitions: Numbers) -> int:
-    """Do what `find_homes` does for one more partition of each transaction, in place."""
+    """Merge one more partition of each transaction into the result of `find_homes`, in place."""
     several = 0
     for i in range(homes.shape[0]):
         if homes[i] >= 0 and homes[i] != partitions[i]:
@@ -68,18 +68,17 @@ def forward(
 ) -> Numbers:
     """Return the partition in which each transaction runs, or `FORWARDED`.
 
-    A transaction is forwarded if it needs several partitions, or a resource (a row or partition) that an
-    earlier forwarded transaction needs. So all other transactions can run before the forwarded transactions,
-    with the same results as in the given order: none of them needs a resource that an earlier forwarded
-    transaction needs.
+    A transaction is forwarded if it needs several partitions, or if it needs a resource (a row or partition)
+    that an earlier forwarded transaction needs. All other transactions need no such resource. So they can run
+    before the forwarded transactions, with the same results as in the given order.
 
     Parameters
     ----------
     starts : ndarray
         The position of the first resource of each transaction; the last element is the number of resources.
     resources : ndarray
-        The numbers of resources. If two resources have the same number, more transactions may be forwarded,
-        but the results are the same.
+        The numbers of resources. Two resources may have the same number; then more transactions may be
+        forwarded, but the results are the same.
     partitions : ndarray
         The partition of each resource.
     tainted : ndarray

@@ -1,13 +1,13 @@
-"""Rows in several partitions, look-ups in their indexes, and tables that are gathered at the coordinator.
+"""Rows in several partitions, look-ups in their indexes, and tables gathered at the coordinator.
 
 H-Store replicates a secondary index on all partitions, so that a look-up finds the partition (H-Store
-§3.4.1). Here all partitions are in one memory, and no partition changes while a call is split. So the index
-of each partition is read, and no copy has to be kept.
+§3.4.1). In Penstock all partitions are in the memory of one process, and no partition changes while a call is
+divided among partitions. So a look-up reads the index of each partition, and there are no copies.
 
 A transaction over several partitions locks them all (H-Store §3.3). If many transactions need several
-partitions, moving their rows to the coordinator and back with each call would take longer than running all
-transactions at the coordinator. So the rows of their tables stay at the coordinator until most transactions
-need one partition again.
+partitions, it takes too long to move their rows to the coordinator and back with each call. Then it is faster
+to run all transactions at the coordinator. So all rows of the tables stay at the coordinator, until most
+transactions need only one partition again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GatheredTables:
     names : set of str
         The tables that are gathered.
     limit : int
-        The debt at which tables are gathered: the number of rows.
+        The debt at which tables are gathered; see `choose`.
     move_s : dict
         The seconds of each table's last move.
     moved_s : float
@@ -79,7 +79,7 @@ class GatheredTables:
         knows_rows: bool,
         debt: float | None = None,
     ) -> bool:
-        """Gather or scatter tables if that pays; return whether transactions run over gathered tables.
+        """Gather or scatter tables if that saves time; return whether transactions run over gathered tables.
 
         Each transaction over several partitions adds its cost to a debt, and each other transaction subtracts
         1. Tables are gathered once the debt reaches their number of rows, and scattered once it is 0.
@@ -91,7 +91,8 @@ class GatheredTables:
         single, several : int
             The numbers of transactions that need one partition and that need several.
         knows_rows : bool
-            Whether only the rows that the transactions need would be moved, not all rows of their tables.
+            Whether only the rows that the transactions need would be moved, rather than all rows of their
+            tables.
         debt : float, optional
             The change of the debt. By default it is computed with `MOVE_COST`.
         """
@@ -223,7 +224,7 @@ def find_rows(
 def _numbers(
     part: TableSet, column: Column, values: pa.Array[Any]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Return values as a partition stores them, and whether it may contain them."""
+    """Return values in the form that a partition stores, and whether the partition may contain each."""
     if column.kind.is_interned:
         numbers = part.texts.known_numbers(values)
         return numbers, numbers >= 0

@@ -6,7 +6,7 @@ replicated tables. A coordinator has another copy of the replicated tables. Inva
 1. A run of a program equals the serial run of its events in their order.
 2. Between runs, the coordinator has all rows of the gathered tables, and no rows of other partitioned
    tables. All copies of a replicated table are equal.
-3. A version holds no partitions, so a database opens with any number of them.
+3. A version does not depend on the partitions, so a database can be opened with any number of partitions.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class PartitionedTables:
         """Run a transaction or a round for each event; see `TableSet.run`.
 
         Single-partition transactions run first, each in the thread of its partition, then the forwarded
-        transactions. `forward` explains why the results are as in the order of the events.
+        transactions. `forward` explains why the results are the same as in the order of the events.
         """
         count = events.num_rows if bounds is None else len(bounds) - 1
         self.transactions += count
@@ -251,7 +251,7 @@ class PartitionedTables:
     def begin(
         self, program: Program, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None = None
     ) -> Run:
-        """Refuse: strong recovery has one partition."""
+        """Raise an error, because strong recovery has only one partition."""
         raise InvalidUsageError(
             "transactions of strong recovery are repeated in one partition",
             workflow=program.name,
@@ -312,7 +312,7 @@ class PartitionedTables:
         return results
 
     def _keys_by_partition(self, event_keys: EventKeys) -> dict[str, list[pa.RecordBatch]] | None:
-        """Return the keys of the rows to move by table and partition; None for all rows."""
+        """Return the keys of the rows to move, by table and partition; None for all rows."""
         if not event_keys.route.knows_rows:
             return None
         batches: dict[str, list[pa.RecordBatch]] = {}
@@ -380,7 +380,10 @@ class PartitionedTables:
             self._coordinator[table].upsert(rows, dirty=False)
 
     def forget_deleted(self) -> None:
-        """Forget deleted keys and unused texts. No delta may follow, because it would lack them."""
+        """Forget deleted keys and unused texts.
+
+        Do not call `delta` afterwards, because it would lack them.
+        """
         for part in (*self._partitions, self._coordinator):
             part.forget_deleted()
 

@@ -34,7 +34,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
-    """Return a hash of each value of a key column, or of an attribute of that kind; for a null, any hash."""
+    """Return a hash of each value of a key column, or of an attribute of its kind; any hash for a null."""
     if column.kind.is_interned:
         kind = pa.large_string() if column.kind is Kind.TEXT else pa.large_binary()
         values = interned_values(values.fill_null(_zero(column))).cast(kind)
@@ -64,7 +64,7 @@ def mix_hashes(hashes: Sequence[Numbers]) -> Numbers:
 
 @kernel
 def find_ranges(values: Numbers, least: Numbers) -> Numbers:
-    """Return the range of each value: the number of bounds that it reaches."""
+    """Return the number of each value's range: how many bounds the value reaches."""
     places = np.empty(values.shape[0], np.int64)
     for i in range(values.shape[0]):
         place = np.int64(0)
@@ -89,7 +89,8 @@ class Placement:
     partitions : int
         The number of partitions.
     ranges : sequence, optional
-        The least value of each partition but the first; by default the hash of a value decides.
+        The smallest value of each partition except the first. By default the hash of a value determines the
+        partition.
     columns : sequence of str, optional
         The columns of the key to partition by, instead of the declared column.
 

@@ -23,8 +23,8 @@ class Keys:
     table : str
         Their table.
     origins : tuple of Origin or None
-        The origin of each column of the key, if it has one. The origin of a value of a named route is a
-        column of the results of `Program.route`.
+        The origin of each column of the key, if it has one. For a value of a route that the user names, the
+        origin is a column of the results of `Program.route`.
     places : tuple of int
         The positions in the key of the columns by which the table is partitioned.
     """
@@ -89,7 +89,7 @@ def find_route(
 ) -> Route:
     """Return where the transactions of a program run; tables without a placement are replicated.
 
-    Writes to replicated tables are an obstacle, unless the result is to have them (`with_writes`).
+    Writes to replicated tables are an obstacle. With `with_writes`, they are in the result instead.
     """
     obstacle = _obstacle(program, placements, with_writes=with_writes)
     if not isinstance(program, Program) or obstacle is not None:
@@ -119,7 +119,7 @@ def find_route(
 
 
 def _replicated_writes(program: Program, placements: Mapping[str, Placement]) -> Iterator[Keys]:
-    """Yield the keys of replicated tables that a program writes; what an index finds is unknown."""
+    """Yield the keys of replicated tables that a program writes; rows that an index finds are unknown."""
     for access in program.accesses:
         if access.table not in placements and access.mode is not AccessMode.READ:
             for keys in keys_of(program, access, ()):

@@ -1,4 +1,4 @@
-"""Workflows that run in Python: the oracle of compiled workflows, and the mode ``plain=True``."""
+"""Workflows that run in Python: for ``plain=True``, and as the reference in tests of compiled workflows."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class PlainRounds(PlainTables):
         return [(*row, "; ".join(reasons) or None) for row in results]
 
     def _run_stage(self, stage: Stage, events: list[dict[str, Any]]) -> list[list[Any]]:
-        """Return the results of each event; of an interior procedure, only the results of its last row."""
+        """Return the results of each event; for an interior procedure, only the results for its last row."""
         rows = events if stage.stream is None else list(self._streams[stage.stream].rows)
         results = [fit_results(self.call(stage.text, row), stage.results) for row in rows]
         if stage.stream is None:

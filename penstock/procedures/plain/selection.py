@@ -1,4 +1,4 @@
-"""The rows of an index, found by sorting: the oracle of the kernels."""
+"""The rows of an index, found by sorting; the reference in tests of the kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Procedures that run in Python over dicts: the oracle of compiled procedures, and the mode ``plain=True``.
+"""Procedures that run in Python over dicts: for ``plain=True``, and as the reference in tests.
 
-The procedure's own text runs. Only operations that differ from Python's are replaced:
-integers have 64 bits, nulls are not values, and errors are rejections (`words`).
+Python runs the procedure's own text. Only operations that behave differently from Python are replaced
+(`words`): integers have 64 bits, nulls are not values, and errors are rejections.
 """
 
 from __future__ import annotations

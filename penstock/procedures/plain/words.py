@@ -212,7 +212,7 @@ def _len(values: Any) -> int:
 
 
 def _bound(value: Any) -> Any:
-    """Distinguish a null bound from an omitted one."""
+    """Return a bound of a range, so that a null bound differs from an omitted bound."""
     return NO_BOUND if value is None else value
 
 

@@ -103,7 +103,7 @@ def zipf_ranks(seed: int, count: int, keys: int, skew: float) -> Integers:
 
 
 def scatter(ranks: Integers, keys: int) -> Integers:
-    """Return a key for each rank, so that neighbours are far apart."""
+    """Return a key for each rank, so that the keys of neighbouring ranks are far apart."""
     # The factor is a prime, so no two ranks have one key.
     return (ranks * 2_654_435_761 % keys).astype(np.int64)
 

@@ -1,13 +1,13 @@
 """Follow the log of a database that another process has open, without writing anything.
 
 Only the p-stream and the versions of the tables are final: a call in the write-ahead log may be lost in a
-power failure, or belong to a fenced process. So calls are run about a second after they were acknowledged.
-Invariants:
+power failure, or belong to a fenced process. So a follower runs calls about a second after they were
+acknowledged. Invariants:
 
-1. A version is readable before any later call is in the log (`in_process.command_log`). So a follower that
-   first reads the end of the log, then looks for versions, finds each version before it runs a later call.
-2. A version has all of a follower's changes at or before the version's offset, so the follower may forget
-   these changes. Then the changes that it has kept are the delta from this version to its next version,
+1. A version is readable before any later call is in the log (`in_process.command_log`). A follower first
+   reads the end of the log, then looks for versions. So it finds each version before it runs a later call.
+2. A version includes all changes up to its offset, so a follower may forget its own changes up to this
+   offset. The changes that it has kept are then the delta from this version to its own next version,
    whichever process wrote this version.
 """
 
@@ -55,14 +55,14 @@ _TRIES = 5
 
 
 class Copy:
-    """Tables, and the calls of the log that they hold.
+    """Tables, and how many calls of the log they include.
 
     Attributes
     ----------
     handle : Handle
-        The version since which the tables have recorded their changes.
+        The version since which the tables record their changes.
     position : int
-        The number of calls that they hold.
+        The number of calls that the tables include.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class LogFollower:
         self.copy = self._load()
 
     def advance(self) -> None:
-        """Run the calls that the log has by now.
+        """Run the new calls in the log.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class LogFollower:
         self.copy.state.close()
 
     def hand_over(self, log: CommandLog) -> Iterator[Call] | None:
-        """Run all calls of a log that this process has opened; let the copy log its transactions there.
+        """Run all calls of a log that this process has opened; from now on, the copy appends to this log.
 
         Return the calls that the copy still lacks; None if the log must restore the tables instead.
         """
@@ -185,7 +185,7 @@ class LogFollower:
         return Lag(self._stream.end - self.copy.position, max(age_us, 0) / 1e6)
 
     def _adopt_newest(self, end: int) -> None:
-        """Forget the changes that the newest version has."""
+        """Forget the changes that the newest version includes."""
         names = self._names()
         if names == self._seen:
             return

@@ -32,9 +32,9 @@ _LOGGER = logging.getLogger(__name__)
 class Replica:
     """Tables that follow the log of another process, and can take its place. Threads may share it.
 
-    A thread also runs the calls of the log here, about a second after they were acknowledged. A replica
+    A thread runs the calls of the log in this process, about a second after they were acknowledged. A replica
     writes nothing until `take_over`, so there may be any number of replicas. Replicas protect against the
-    loss of a process or a machine; the log itself is as safe as the storage of the location.
+    loss of a process or a machine. The log itself is only as safe as the storage of its location.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class Replica:
 
     @property
     def lag(self) -> Lag:
-        """How far the replica is behind the log. The calls of the last second are not in the log yet.
+        """How far the replica is behind the log, which does not have the calls of the last second yet.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class Replica:
             return follower.lag
 
     def catch_up(self) -> None:
-        """Run the calls that are in the log by now.
+        """Run the new calls in the log.
 
         Raises
         ------

@@ -3,7 +3,7 @@
     LOCATION/requests    id, procedure, arguments: a JSON object with the attributes of the event
     LOCATION/answers     id, procedure, results: a JSON object, or null; rejected; bucket; transaction
 
-In JSON a decimal, a date, a time and bytes (in Base64) are texts.
+In JSON, decimals, dates, times and bytes (in Base64) are texts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _text(value: object) -> str:
 def decode_values(texts: Sequence[str], schema: pa.Schema) -> tuple[pa.RecordBatch, list[int]]:
     """Convert JSON objects to rows; also return the positions of objects that do not fit and have no row.
 
-    A name that an object lacks is null; names outside of the schema are ignored.
+    If an object lacks a column, its value is null. Names outside of the schema are ignored.
 
     Parameters
     ----------

@@ -51,7 +51,8 @@ class RequestPrograms:
             The number of buckets. With several, a request runs in the bucket of its event, like the stream's
             events.
         route : pyarrow.DataType, optional
-            The type of the attribute that chooses the bucket of the stream's events, if there are several.
+            The type of the attribute that determines the bucket of the stream's events, if there are several
+            buckets.
         """
         programs: dict[str, Program | PlainProgram] = {}
         refusals: dict[str, str] = {}
@@ -74,7 +75,7 @@ class RequestPrograms:
         return hashlib.sha256(repr((digests, sorted(self.refusals.items()))).encode()).hexdigest()
 
     def route(self, procedure: str) -> str | None:
-        """Return the attribute that chooses the bucket; None if there is no such program."""
+        """Return the attribute that determines a request's bucket; None if there is no such program."""
         program = self.programs.get(procedure)
         return None if program is None else routing_attribute(program)
 
@@ -84,7 +85,7 @@ class RequestPrograms:
 
 
 def _has_route(program: Program | PlainProgram, route: pa.DataType | None) -> bool:
-    """Return whether an attribute of a program chooses its bucket like an event's bucket."""
+    """Return whether a program has a routing attribute that can be cast to the stream's `route`."""
     attribute = routing_attribute(program)
     if attribute is None or route is None:
         return False

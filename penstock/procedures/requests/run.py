@@ -1,8 +1,8 @@
 """Run requests over the tables of a bucket, each only once even if it is sent again.
 
 A client that does not know whether its request arrived sends it again with the same id. So a bucket remembers
-its last `REMEMBERED` requests with their answers, in a table that is stored and recovered like all tables. It
-answers a repeated request with the first answer.
+its last `REMEMBERED` requests with their answers, in a table that is stored and recovered like all tables. If
+a request is repeated, the bucket returns the first answer.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _hash(*texts: str) -> int:
 
 
 def _groups(rows: list[tuple[str, str, str, int]]) -> Iterator[tuple[str, list[tuple[str, str, str, int]]]]:
-    """Yield consecutive requests for one procedure with distinct ids, which one call of a kernel may run."""
+    """Yield groups of consecutive requests that one call of a kernel may run: one procedure, distinct ids."""
     group: list[tuple[str, str, str, int]] = []
     ids: set[str] = set()
     for row in rows:
@@ -131,7 +131,7 @@ def _groups(rows: list[tuple[str, str, str, int]]) -> Iterator[tuple[str, list[t
 def _run(
     state: State, programs: RequestPrograms, procedure: str, arguments: list[str]
 ) -> list[tuple[str | None, str | None, int | None]]:
-    """Run a transaction for each of the arguments; return results, rejection and number of each."""
+    """Run a transaction for each of the arguments; return the results, rejections and numbers."""
     program = programs.programs.get(procedure)
     if program is None:
         return [(None, programs.why_not(procedure), None)] * len(arguments)

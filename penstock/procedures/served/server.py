@@ -53,7 +53,7 @@ class _TokenMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  #
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raise OSError if the port is taken: gRPC would also write two lines to standard error."""
+    """Raise OSError if the port is taken, because gRPC would also write two lines to standard error."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as trial:
         # Connections of the last server may linger.
@@ -62,10 +62,10 @@ def _check_free(host: str, port: int) -> None:
 
 
 class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Offers an open database or a replica to other processes. It listens as soon as it exists.
+    """Offers an open database or a replica to other processes. A server listens as soon as it is created.
 
-    Single calls of all clients run one after the other, in groups that become durable together. A call is
-    answered once it is durable.
+    The single calls of all clients run one after the other, in groups that become durable together. A call is
+    answered only once it is durable.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
     Attributes
     ----------
     database : OpenDatabase or Replica
-        The database that a replica has become, or the given database.
+        The given database or replica; after a takeover, the database that the replica has become.
 
     Raises
     ------
@@ -141,9 +141,10 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         self.uri = f"{scheme}://{authority}:{self.port}"
 
     def stop(self, grace: str | timedelta = "5s") -> bool:
-        """Listen no longer, wait until no call runs, and return whether clients took the answers in `grace`.
+        """Stop listening, and wait until no call runs; return whether clients took their answers in time.
 
-        A client may neither read its rows nor close the connection.
+        `grace` is the time that clients have to read their answers, because a client may neither read them
+        nor close its connection.
         """
         ending = threading.Thread(target=self.shutdown, name="penstock-stop", daemon=True)
         ending.start()

@@ -56,7 +56,7 @@ def check_batches(program: Program | PlainProgram) -> None:
 
 
 def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
-    """Return the start of each batch and, at the end, the number of events; a batch is a run of equal values.
+    """Return the start of each batch (a run of equal values) and, at the end, the number of events.
 
     Parameters
     ----------
@@ -91,8 +91,8 @@ def cut_batches(events: pa.RecordBatch, batch: str | int) -> tuple[npt.NDArray[n
     events : pyarrow.RecordBatch
         Events of a stream; more of them follow.
     batch : str or int
-        The column that separates batches, in which case the last batch may continue; or the number of events
-        in each batch.
+        The column that separates batches; then the last batch is incomplete, because it may continue. Or the
+        number of events in each batch.
     """
     if isinstance(batch, str):
         bounds = batch_bounds(events.column(batch), batch)[:-1]
@@ -125,7 +125,7 @@ def hold_events(state: TableSet, events: pa.RecordBatch | None) -> None:
 def bounds_of(
     program: Program | PlainProgram, events: pa.Table | pa.RecordBatch, batch: str
 ) -> npt.NDArray[np.int64]:
-    """Return the start of each atomic batch of a workflow's events, and their end.
+    """Return the start of each atomic batch of a workflow's events and, at the end, the number of events.
 
     Raises
     ------

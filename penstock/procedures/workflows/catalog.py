@@ -160,7 +160,7 @@ class Catalog:
         self.owners |= {name: text for name in text.tables if name in self.windows and name != trigger_of}
 
     def add_compiled(self, dependencies: Dependencies) -> None:
-        """Record the dependencies of a compiled procedure: they get no more triggers."""
+        """Record the dependencies of a compiled procedure, to which no triggers can be added any more."""
         self._compiled.update(name for text in dependencies.texts for name in text.tables)
 
     def find_dependencies(self, texts: Sequence[ProcedureText]) -> Dependencies:

@@ -39,7 +39,7 @@ class Dependencies:
     insertions: dict[str, ProcedureText] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the input of a digest besides texts and tables; empty if a procedure has only tables."""
+        """Return the parts of a digest other than texts and tables; empty if a procedure has only tables."""
         parts: dict[str, Any] = {
             "streams": [stream.to_json() for stream in self.streams.values()],
             "windows": [window.to_json() for window in self.windows.values()],

@@ -1,15 +1,16 @@
 """A workflow as one kernel (S-Store §3.2.4).
 
-For each atomic batch of events a round runs: each procedure in the order of the workflow, once for each event
-or row of the stream that it takes. A procedure over all its rows is one transaction; nested procedures
-together are one transaction. A rejection undoes the transaction and the rows that it emitted, and the round
-continues with the next transaction. A lack of room undoes the round, which runs again with more room.
+For each atomic batch of events a round runs. In a round, each procedure runs in the order of the workflow,
+once for each event or each row of the stream that it takes. All runs of a procedure in a round are one
+transaction; nested procedures together are one transaction. A rejection undoes the transaction and the rows
+that it emitted, and the round continues with the next transaction. A lack of room undoes the round, which
+runs again with more room.
 
-Round g has the events ``bounds[g]`` to ``bounds[g + 1]``. The results of an interior procedure are the
-results for its last row.
+Round g has the events ``bounds[g]`` to before ``bounds[g + 1]``. The results of an interior procedure are
+those for its last row.
 
-A call runs the procedures from ``steps[0]`` to ``steps[1]``, usually all. From ``steps[2]`` on, it holds the
-number of rows of each stream at the start, then the number of rows of each stream at the end.
+A call of the kernel runs the procedures from ``steps[0]`` to ``steps[1]``, usually all. From ``steps[2]`` on,
+``steps`` holds the number of rows of each stream at the start, then those at the end.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def _kernel(
 
 
 def _rejection_lines(streams: Sequence[StreamCode], stages: Sequence[Stage]) -> list[str]:
-    """Return the code that ends an undone transaction."""
+    """Return the code that runs after a transaction was undone."""
     lines = [f"{stream.used} = {stream.mark}" for stream in streams]
     first = 0
     for members in transactions_of(stages):

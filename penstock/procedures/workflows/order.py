@@ -11,7 +11,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class CycleError(Exception):
-    """Members form a cycle. The only argument lists them, the first member again at the end."""
+    """Members form a cycle. The only argument lists them, with the first member again at the end."""
 
 
 def sort_members(members: Sequence[T], after: Mapping[T, Iterable[T]]) -> list[T]:

@@ -29,7 +29,7 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
         The program that ran.
     codes : ndarray
         A code for each event; for a workflow, a code for each event and procedure. A workflow continues after
-        a rejection, so an event may have several reasons, which are all named.
+        a rejection, so an event may have several reasons; all of them are named.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def take_texts(
     Raises
     ------
     InternalError
-        If the texts take more than `most_bytes`: 2 GiB, which Arrow's offsets reach.
+        If the texts take more than `most_bytes`; the default, 2 GiB, is the limit of Arrow's offsets.
     """
     encoded = [b"", *(text.encode() for text in texts)]
     sizes = np.array([len(text) for text in encoded])

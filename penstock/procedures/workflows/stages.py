@@ -24,7 +24,7 @@ class Stage:
     results : tuple of Column
         The columns that the procedure returns.
     transaction : int
-        The number of its transaction; the procedures of a nested transaction follow each other.
+        The number of the procedure's transaction. The procedures of a nested transaction follow each other.
     """
 
     text: ProcedureText

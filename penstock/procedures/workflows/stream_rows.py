@@ -41,7 +41,7 @@ class StreamRows:
         return sum(array.nbytes for array in self.arrays)
 
     def double(self) -> None:
-        """Make room for more rows of one round; the present rows are lost."""
+        """Make room for more rows in a round; the current rows are lost."""
         self._size *= 2
         self._make()
 

@@ -1,14 +1,15 @@
-"""Windows of a procedure: two tables that only it sees (S-Store §3.2.2).
+"""Windows of a procedure: two tables that only this procedure sees (S-Store §3.2.2).
 
 The table ``<name>_rows`` holds the rows by place. The one row of ``<name>_facts`` records which rows are
-active and which are staged. Rows get consecutive numbers. With `first`, `active` and `next` of the facts::
+active and which are staged. Rows get consecutive numbers. The facts are the row numbers `first`, `active` and
+`next`::
 
     first ........ active ........ next
       active rows        staged rows
 
-Each insert runs a procedure that is generated here, in the subset of Python that users write. The procedure
-stages the row. When a slide is full, it removes the oldest rows, makes the staged rows active, and calls the
-triggers of the window. So windows are undone, stored and recovered like tables.
+Each insert runs a procedure that this module generates, in the same Python that users may write. The
+procedure stages the row. When a slide is full, it removes the oldest rows, makes the staged rows active, and
+calls the triggers of the window. So windows are undone, stored and recovered like tables.
 
 A window of rows keeps row number n at place n % (size + slide), so that it deletes nothing. A window of time
 keeps row number n at place n.

@@ -181,7 +181,7 @@ class Workflow:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The procedures in the order in which they run, with what they take and their transactions."""
+        """The procedures in the order in which they run, with their streams and transactions."""
         return tuple(
             Stage(procedure.text, self._input_stream(procedure), procedure.result_columns(), number)
             for procedure, number in zip(self._procedures, self._transactions, strict=True)

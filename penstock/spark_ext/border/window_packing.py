@@ -136,7 +136,10 @@ class EntryPacker:
             yield parcel_row(bucket_labels(self.buckets)[0], left_out, None)
 
     def _newest(self, batch: pa.RecordBatch, entries: pa.RecordBatch) -> int:
-        """Return the newest time or pane. The newest pane is the watermark's pane plus the delay, rounded up."""
+        """Return the newest time or the newest pane.
+
+        The newest pane is the watermark's pane plus the delay, rounded up.
+        """
         if self.newest is not None:
             return int(np.max(entries.column(self.newest).to_numpy()))
         if self.delayed is None:

@@ -340,7 +340,7 @@ class Frames:
         return finish_aggregate(node, windows.fold_windows(place, fold), fold)
 
     def _read_pushed(self, node: PushedScan) -> DataFrame:
-        """Return a scan's output, computed by the reader or, if the reader's results would differ, by Spark."""
+        """Return a scan's output, from the reader or, if the reader's results would differ, from Spark."""
         names = list(node.scan.columns)
         if self._calculates_alike(node):
             return self._read(node.inputs[0], node.scan, names)

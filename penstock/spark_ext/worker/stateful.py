@@ -155,13 +155,12 @@ class Stateful:
         into : OperatorRows, optional
             Writes the operator's results. If given, the output is descriptors instead of rows.
         route : str
-            How rows reach the operator; a part of the operator's name in Spark's plans.
+            How rows reach the operator; a part of its name in Spark's plans.
         origin : mapping, optional
-            Facts of this start; see `BucketTask`.
+            See `BucketTask`.
         coordinator : Coordinator, optional
-            Runs the transactions that buckets export, in one task after the buckets. A bucket with exports
-            gets two versions in a micro-batch: its own, and the coordinator's continuation. So twice as many
-            versions are kept.
+            Runs the transactions that buckets export, in one task after the buckets. Then a micro-batch makes
+            two versions, the bucket's and the coordinator's, so twice as many are kept.
         """
         skip_size_of_each_row(parcels.sparkSession)
         versions = self.retain_versions * (1 if coordinator is None else 2)

@@ -1,1 +1,1 @@
-"""Run transactions in the partitions that a predictor names, and notice where it was wrong (H-Store §5)."""
+"""Run transactions in the partitions that a predictor names, and notice wrong predictions (H-Store §5)."""

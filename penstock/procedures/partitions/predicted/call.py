@@ -58,7 +58,7 @@ class UndoLog:
     Attributes
     ----------
     logged : ndarray of int64
-        The number of entries, and whether they are kept after their transaction.
+        Two numbers: the number of entries, and whether entries are kept after their transaction.
     arrays : tuple of ndarray
         The entries; see `Program.arguments`.
     run : Run or None
@@ -70,7 +70,7 @@ class UndoLog:
         self.run: Run | None = None
 
     def release(self) -> None:
-        """Drop what the call no longer needs."""
+        """Drop the entries, when the call no longer needs them."""
         self.run = None
         if len(self.arrays[0]) > MOST_KEPT_ENTRIES:
             self.arrays = Run.own_room()[1]
@@ -84,7 +84,7 @@ class UndoLog:
 
 
 class PredictedCall:
-    """One call, from its copies of tables or its undo logs to its results."""
+    """One call: makes copies of tables or undo logs, runs the transactions, and returns the results."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class PredictedCall:
         batches: list[pa.RecordBatch],
         orders: list[Numbers],
     ) -> None:
-        """Run one wave; add its results, and the positions of their events."""
+        """Run one wave; append its results to `batches`, and the positions of their events to `orders`."""
         partitions = range(self._tables.partitions)
         groups = {home: places[(homes == home) & ~late] for home in partitions}
         early = {

@@ -22,7 +22,7 @@ and values of all ranges.
 
 @kernel
 def leaves(guard: Numbers, touched: Numbers, i: int, table: int, word: int) -> bool:
-    """Note the partition of a row that event `i` accesses; return whether the access is forbidden."""
+    """Record the partition of a row that event `i` accesses; return whether the access is forbidden."""
     offset = guard[3 + table]
     place = np.int64(0)
     if offset == 0:
@@ -39,7 +39,7 @@ def leaves(guard: Numbers, touched: Numbers, i: int, table: int, word: int) -> b
 
 @kernel
 def needs_all(guard: Numbers, touched: Numbers, i: int) -> bool:
-    """Note that event `i` accesses all partitions; return whether this is forbidden."""
+    """Record that event `i` accesses all partitions; return whether this is forbidden."""
     every = (np.int64(1) << guard[1]) - 1 if guard[1] < 64 else np.int64(-1)
     touched[i] |= every
     return guard[0] != every
@@ -62,10 +62,10 @@ def plan(
 ) -> int:
     """Set the partitions in which transactions run; return how many of them fit into one wave.
 
-    In a wave, single-partition transactions run first, each in its partition. Then the forwarded
-    transactions run, and the late transactions run at the same time. A transaction is late if all forwarded
-    transactions before it only read its partition (H-Store §5.1, OP4). The wave ends before a forwarded
-    transaction that needs a partition that a late transaction may write.
+    In a wave, single-partition transactions run first, each in its partition. Then the forwarded transactions
+    run and, at the same time, the late transactions. A transaction is late if all forwarded transactions
+    before it only read its partition (H-Store §5.1, OP4). If a forwarded transaction needs a partition that a
+    late transaction may write, the wave ends before this forwarded transaction.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ _UNDO = re.compile(r"u_\w+\[")
 
 
 def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
-    """Return whether a kernel can compute each row's partition: from one column, not a text or a float."""
+    """Return whether a kernel can compute each row's partition, from one column of no text or float."""
     placed = [placements[spec.name].columns for spec in program.tables if spec.name in placements]
     kinds = [columns[0].kind for columns in placed]
     if any(len(columns) > 1 for columns in placed):
@@ -60,12 +60,12 @@ def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
 
 
 def can_omit_undo(program: Program) -> bool:
-    """Return whether only undoing needs the undo log; freeing the slots of deleted rows needs it, too."""
+    """Return whether the undo log can be omitted; it is also needed to free the slots of deleted rows."""
     return program.undo_log and not any(change[0] == "delete" for change in program.changes)
 
 
 def can_undo_calls(program: Program) -> bool:
-    """Return whether the undo log of a call suffices to undo it: no slot of a deleted row is used again."""
+    """Return whether an undo log can undo a whole call, because no slot of a deleted row is used again."""
     writes = any(access.mode is not AccessMode.READ for access in program.accesses)
     return not writes or (program.undo_log and can_omit_undo(program))
 
@@ -180,7 +180,7 @@ class _Guards:
         return found
 
     def _guard(self, check: str) -> str:
-        """Return the statements of a check; the partition of a value that was checked last is known."""
+        """Return the statements of a check, which skip a value that was also the last to be checked."""
         if not (match := _LEAVES.fullmatch(check)):
             return f"if {check}:\n    {_DEVIATE}"
         word = match[2]
@@ -198,7 +198,7 @@ class _Guards:
         return ast.parse("\n".join(lines)).body
 
     def _checks(self, node: ast.stmt) -> Iterator[str]:
-        """Yield the conditions under which a statement, apart from nested statements, was not predicted."""
+        """Yield the conditions under which a statement, without nested statements, was not predicted."""
         parts: list[ast.AST] = [node]
         if isinstance(node, ast.If | ast.While):
             parts = [node.test]
@@ -225,7 +225,7 @@ class _Guards:
             yield "keeps_shared(guard, i)"
 
     def _index_check(self, call: ast.Call, table: str) -> str:
-        """Return the check of an index look-up: it is in one partition if its values name the partition."""
+        """Return the check of an index look-up, which needs one partition if its values name it, else all."""
         number = _number(table)
         words, column = self._words[table], self._columns[number]
         bounds = [one for one in call.args if isinstance(one, ast.Tuple)]

@@ -28,8 +28,8 @@ class Prediction:
     partitions : ndarray of uint64
         A bit for each partition that a transaction accesses (OP1 and OP2).
     written : ndarray of uint64
-        A bit for each partition that a transaction writes. In each other partition, the transaction is
-        finished once it has read its rows there (OP4).
+        A bit for each partition that a transaction writes. In every other partition, the transaction is
+        finished when it has read its rows there (OP4).
     undo : ndarray of bool
         Whether a transaction may be rejected after it has written, so that it needs an undo log (OP3).
     """
@@ -61,7 +61,7 @@ class TransactionPredictor(Protocol):
         """Return the predictions for transactions; None if there are none."""
 
     def observe(self, touched: Numbers) -> None:
-        """Learn from the partitions, as bits, that each transaction of the last prediction accessed."""
+        """Learn from the last prediction, which was right; `touched` has the partitions accessed, as bits."""
 
     def correct(self, event: int, touched: int) -> None:
-        """Learn from the transaction that the last prediction got wrong, and what it accessed so far."""
+        """Learn from the last prediction, which was wrong for `event`; `touched` has its accesses so far."""

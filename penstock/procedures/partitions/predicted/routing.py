@@ -1,4 +1,4 @@
-"""Predictions by a routing attribute: a transaction accesses the partition of the attribute's hash only."""
+"""Predictions by a routing attribute: a transaction accesses only the partition of the attribute's hash."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_routing(
     Raises
     ------
     InvalidUsageError
-        If it cannot.
+        If the procedure cannot have this routing attribute.
     """
     known = routing_attributes(program)
     if attribute not in known:
@@ -132,14 +132,14 @@ class AttributePredictor:
         return Prediction(masks, masks, np.ones(events.num_rows, np.bool_))
 
     def observe(self, touched: Numbers) -> None:
-        """Note that the last prediction was right."""
+        """Record that the last prediction was right."""
         if self._last is not None:
             self._wrong.pop(self._last, None)
         elif self._others is not None:
             self._others.observe(touched)
 
     def correct(self, event: int, touched: int) -> None:
-        """Note that the last prediction was wrong; pause after several."""
+        """Record that the last prediction was wrong; after several wrong ones, pause."""
         if self._last is None:
             if self._others is not None:
                 self._others.correct(event, touched)

@@ -2,14 +2,15 @@
 
 Results and tables are the same as in a serial run in the order of events:
 
-1. If each transaction accesses only the predicted partitions, the order of `plan` has the results of the
-   given order.
+1. If each transaction accesses only the predicted partitions, the order of `plan` gives the same results as
+   the given order.
 2. The kernel stops before an access that was not predicted, before an unpredicted write to a replicated
    table, and where a transaction without an undo log is rejected. Then the call is undone, and the caller
    runs the events without predictions.
 3. A call is undone from copies of the tables that the program writes, or by the undo logs of the partitions,
-   which keep the entries of the whole call. Logs lack the changes that forwarded transactions made. So a call
-   with logs has one wave: once its forwarded transactions have ended, nothing can be wrong any more.
+   which keep the entries of the whole call. The logs do not have the changes that forwarded transactions
+   made. So a call with logs has only one wave: when its forwarded transactions have ended, no prediction can
+   turn out wrong any more.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class PredictedRuns:
     transactions : int
         The number of transactions that ran as predicted.
     forwarded, late, without_undo : int
-        The numbers of these transactions that were forwarded; that ran late, in a partition that forwarded
-        transactions had finished with while they still ran elsewhere; and that had no undo log.
+        How many of these transactions were forwarded; how many ran late, which means at the same time as
+        forwarded transactions, in a partition that these had finished with; and how many had no undo log.
     wrong : int
         The number of calls with a wrong prediction.
     """
@@ -136,9 +137,9 @@ class PredictedRuns:
     def run(self, program: Program, events: pa.RecordBatch) -> pa.RecordBatch | None:
         """Run the events by predictions; if that is not possible, leave the tables unchanged and return None.
 
-        The result is None, too, if the tables to copy or to move have too many rows, or if too many
-        transactions would be forwarded. In the latter case, the next calls of the program run without
-        predictions.
+        The result is also None if the tables to copy or to move have too many rows, or if too many
+        transactions would be forwarded. If too many would be forwarded, the next calls of the program run
+        without predictions.
         """
         call = self._begin(program, events)
         if call is None:
@@ -167,11 +168,11 @@ class PredictedRuns:
         return results
 
     def declines(self, program: Program | PlainProgram) -> bool:
-        """Return whether the last call of a program was not predicted although no prediction was wrong."""
+        """Return whether the last call of a program ran without predictions although none was wrong."""
         return program.digest in self._declined
 
     def _begin(self, program: Program, events: pa.RecordBatch) -> PredictedCall | None:
-        """Return a call by predictions; None if there are none, or they would not help, or during a pause."""
+        """Return a predicted call; None if there are no predictions, they would not help, or in a pause."""
         if self._paused.get(program.digest, 0) > 0:
             self._paused[program.digest] -= 1
             return None

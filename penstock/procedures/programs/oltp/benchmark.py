@@ -1,6 +1,7 @@
 """A packaged OLTP benchmark, and the draws of its generators.
 
-Draws are hashes of a seed, the number of a draw and the number of a row, so every process draws the same.
+A draw is a hash of a seed, the number of the draw and the number of a row. So every process makes the same
+draws.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class OltpBenchmark:
 
 
 class Draws:
-    """Draws, each from the next stream of a seed."""
+    """Random draws; each call uses the next stream of the seed."""
 
     def __init__(self, seed: int) -> None:
         self._next = seed * 1_000

@@ -281,7 +281,7 @@ def transact(
     items: Any,
     stock: Any,
 ) -> Any:
-    """Run a transaction of a kind. ``number`` is the carrier of a delivery, or stock level's threshold."""
+    """Run a transaction of a kind; ``number`` is a delivery's carrier, or a stock level's threshold."""
     if e.kind == NEW_ORDER:
         total = new_order(e, warehouses, districts, customers, new_orders, orders, order_lines, items, stock)
         return total, None, None
