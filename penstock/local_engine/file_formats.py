@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
+from penstock.local_engine.field_texts import parse_texts, round_decimals, wide_decimal
 from penstock.sql.expression import did_you_mean
 
-__all__ = ["OPTIONS", "check_options", "convert_columns", "file_reader", "read_csv", "readable_field"]
+__all__ = ["OPTIONS", "check_options", "convert_columns", "file_reader", "json_type", "read_csv"]
 
 OPTIONS: Final[dict[str, frozenset[str]]] = {
     "csv": frozenset({"header", "sep", "delimiter", "quote", "nullvalue"}),
@@ -50,6 +52,8 @@ def file_reader(
     def read(path: Path) -> pa.Table:
         try:
             return convert_columns(_READERS[format](path, schema, known), schema, zone)
+        except InvalidUsageError as error:
+            raise InvalidUsageError(error.fact, hint=error.hint, file=path, **error.context) from None
         except (pa.ArrowException, UnicodeDecodeError) as error:
             # The error's text may contain values.
             raise InvalidUsageError(
@@ -84,44 +88,64 @@ def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def convert_columns(table: pa.Table, schema: pa.Schema, zone: str | None) -> pa.Table:
-    """Return columns by name in the types of a schema; a missing column is null."""
+    """Return columns by name in the types of a schema; a missing column is null.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        If a value does not fit.
+    InvalidUsageError
+        If a time has no zone, and `zone` is not given.
+    """
     columns = []
     for field in schema:
         if field.name not in table.column_names:
             columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
             continue
         column = table.column(field.name)
-        is_time = pa.types.is_timestamp(field.type) and pa.types.is_string(column.type)
-        columns.append(_times(column, field, zone) if is_time else column.cast(field.type))
+        if pa.types.is_string(column.type) and not _is_text(field.type):
+            try:
+                columns.append(parse_texts(column, field.type, zone))
+            except InvalidUsageError as error:
+                raise InvalidUsageError(error.fact, hint=error.hint, column=field.name) from None
+        elif column.type == json_type(field.type):
+            columns.append(pa.chunked_array([_round(column.combine_chunks(), field.type)]))
+        else:
+            columns.append(column.cast(field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _times(texts: pa.ChunkedArray[Any], field: pa.Field[Any], zone: str | None) -> pa.ChunkedArray[Any]:
-    if field.type.tz is None:
-        return texts.cast(field.type)
-    has_zone = pc.match_substring_regex(texts, r"[0-9](Z|[+-][0-9]{2}(:?[0-9]{2})?)$")
-    has_zone = pc.fill_null(has_zone, True)
-    if pc.all(has_zone).as_py():
-        return texts.cast(field.type)
-    # Texts that are no times raise ArrowInvalid here: they are bad records, with or without a zone.
-    bare = pc.if_else(has_zone, None, texts).cast(pa.timestamp("us"))
-    if zone is None:
-        raise InvalidUsageError(
-            "times in a file have no zone",
-            column=field.name,
-            hint="set query.spark.spark.sql.session.timeZone to the zone, such as UTC",
-        )
-    zoned = pc.if_else(has_zone, texts, None).cast(field.type)
-    local = pc.assume_timezone(bare, zone, ambiguous="earliest", nonexistent="earliest")
-    # As in Spark, a time that the clocks skip is later by the length of the gap.
-    local = pc.add(local, pc.subtract(bare, pc.local_timestamp(local)))
-    return pc.coalesce(zoned, local.cast(field.type))
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
-def readable_field(field: pa.Field[Any]) -> pa.Field[Any]:
-    """Return a column as it is read from text; texts of times and dates are converted later."""
-    is_text = pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)
-    return field.with_type(pa.string()) if is_text else field
+def json_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type as which values of JSON are read, before `convert_columns`."""
+    if pa.types.is_temporal(kind):
+        return pa.string()
+    if pa.types.is_decimal128(kind):
+        return wide_decimal(kind)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(json_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(json_type(kind.value_type)))
+    return kind
+
+
+def _round(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Round the decimals in values, also in structs and lists."""
+    if pa.types.is_decimal128(kind):
+        return round_decimals(values, kind)
+    if values.type == kind:
+        return values
+    mask = pc.is_null(values)
+    if pa.types.is_struct(kind):
+        parts = [_round(part, field.type) for part, field in zip(values.flatten(), kind, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
+    items = _round(values.flatten(), kind.value_type)
+    lengths = pc.fill_null(pc.list_value_length(values), 0)
+    offsets = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), items, type=kind, mask=mask)
 
 
 def _csv(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
@@ -132,7 +156,7 @@ def _csv(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
 def read_csv(
     text: Path | pa.NativeFile, schema: pa.Schema, options: Mapping[str, str], skip: int = 0
 ) -> pa.Table:
-    """Return the rows of CSV after the first `skip` lines; texts of times and dates stay texts.
+    """Return the rows of CSV after the first `skip` lines; all values are texts.
 
     Raises
     ------
@@ -147,7 +171,9 @@ def read_csv(
         pyarrow.csv.ReadOptions(column_names=list(schema.names), skip_rows=skip, use_threads=False),
         pyarrow.csv.ParseOptions(delimiter=separator, quote_char=options.get("quote", '"')),
         pyarrow.csv.ConvertOptions(
-            column_types=pa.schema(map(readable_field, schema)),
+            column_types={
+                field.name: field.type if _is_text(field.type) else pa.string() for field in schema
+            },
             null_values=[options.get("nullvalue", "")],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
@@ -160,7 +186,7 @@ def _json(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table
 
     if path.stat().st_size == 0:
         return schema.empty_table()
-    fields = pa.schema(map(readable_field, schema))
+    fields = pa.schema([field.with_type(json_type(field.type)) for field in schema])
     return pyarrow.json.read_json(
         path,
         pyarrow.json.ReadOptions(use_threads=False),

@@ -77,7 +77,7 @@ class BadRecords:
     def __init__(
         self, place: str, on_error: OnError, reject_to: str | None = None, checkpoint: str | None = None
     ) -> None:
-        self._place = place
+        self.place = place
         self._on_error = on_error
         self._reject_to = reject_to
         self._checkpoint = checkpoint
@@ -110,7 +110,7 @@ class BadRecords:
                 if self._on_error == "fail":
                     facts = some.facts()
                     place = {name: facts[name][0] for name in _PLACE if name in facts}
-                    raise InvalidUsageError(REFUSAL, hint=REFUSAL_HINT, source=self._place, **place)
+                    raise InvalidUsageError(REFUSAL, hint=REFUSAL_HINT, source=self.place, **place)
                 batch.bad_records += len(some.bad)
                 if self._reject_to is not None and writes:
                     rejected.append(self._describe(some))
@@ -124,7 +124,7 @@ class BadRecords:
 
     def _describe(self, records: Records) -> pa.RecordBatch:
         schema, count = as_arrow_of_spark(REJECTED), len(records.bad)
-        known = {_SOURCE: [self._place] * count, **records.facts()}
+        known = {_SOURCE: [self.place] * count, **records.facts()}
         columns = [
             pa.array(known[field.name], field.type) if field.name in known else pa.nulls(count, field.type)
             for field in schema
@@ -140,7 +140,7 @@ class BadRecords:
         options = WriteOptions.parse({"path": to})
         rows = TaskRows(options.path, SegmentRows(options, open_stream(options, REJECTED)))
         # Spark's first task has the same writer, so a pipeline that moves does not reject a record twice.
-        writer = f"{batch.query}-{zlib.crc32(self._place.encode()):08x}-{_PARTITION}"
+        writer = f"{batch.query}-{zlib.crc32(self.place.encode()):08x}-{_PARTITION}"
         rows.commit(rejected, writer, batch.number, _PARTITION, self._checkpoint)
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
+from penstock.errors import InvalidUsageError
 from penstock.local_engine.file_formats import check_options, convert_columns, read_csv
 from penstock.local_engine.inputs import FilesInput
 from penstock.local_engine.query_log import Offset
@@ -84,7 +85,13 @@ class RecordFilesInput(FilesInput, RecordInput):
 
     def _read_records(self, path: Path) -> Iterator[Records]:
         for lines in _read_blocks(path, skips_first=self._has_header):
-            rows, reasons = self._read_lines(lines)
+            try:
+                rows, reasons = self._read_lines(lines)
+            except InvalidUsageError as error:
+                place = self.bad_records.place
+                raise InvalidUsageError(
+                    error.fact, hint=error.hint, source=place, file=path, **error.context
+                ) from None
             bad = sorted(reasons)
             yield Records(rows, bad, partial(_facts, lines, reasons, bad, path.as_uri()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +12,8 @@ import pyarrow.compute as pc
 
 from penstock._clock import new_id
 from penstock.errors import InvalidUsageError
-from penstock.local_engine.file_formats import convert_columns, readable_field
+from penstock.local_engine.field_texts import parse_texts
+from penstock.local_engine.file_formats import convert_columns, json_type
 from penstock.local_engine.records.bad_records import read_in_parts
 from penstock.records.decoder import Decoder
 from penstock.spark_ext.sources.rejected import NOT_JSON, WRONG_TYPE
@@ -21,6 +23,13 @@ __all__ = ["JsonDecoder", "check_json_types"]
 _MAX_BLOCK_BYTES: Final = 1 << 29
 """The most bytes of text that pyarrow reads as one block."""
 _VALUE: Final = "value"
+_MAX_SECONDS: Final = (2**63 - 1) // 1_000_000
+_SPECIAL: Final[dict[str, float]] = {
+    "NaN": math.nan,
+    **dict.fromkeys(("Infinity", "+Infinity", "+INF"), math.inf),
+    **dict.fromkeys(("-Infinity", "-INF"), -math.inf),
+}
+"""The texts that are floats."""
 
 
 class _Number(float):
@@ -56,7 +65,7 @@ class JsonDecoder(Decoder):
         check_json_types(schema)
         self.schema = schema
         self._zone = zone
-        self._parse_float = _Number if keeps_numbers else float
+        self._keeps_numbers = keeps_numbers
 
     def decode(self, values: pa.Array) -> tuple[pa.RecordBatch, list[str | None]]:
         """See `Decoder.decode`. The columns of an empty value are null."""
@@ -85,7 +94,7 @@ class JsonDecoder(Decoder):
         """Return the row of one record, and the reason if the record is bad."""
         reason: str | None = None
         try:
-            found = json.loads(text, parse_float=self._parse_float)
+            found = json.loads(text, parse_float=_Number)
         except (ValueError, RecursionError):
             found, reason = {}, NOT_JSON
         if not isinstance(found, dict):
@@ -102,8 +111,15 @@ class JsonDecoder(Decoder):
         """Return the value of a field, with nulls for other types, and whether all was read."""
         if value is None:
             return pa.nulls(1, field.type), True
+        if pa.types.is_timestamp(field.type) and field.type.tz and type(value) is int:
+            return _read_seconds(value, field.type)
+        if pa.types.is_floating(field.type) and isinstance(value, str | float):
+            number = _SPECIAL.get(value) if isinstance(value, str) else float(value)
+            return pa.array([number], pa.float64()).cast(field.type), number is not None
+        if pa.types.is_decimal128(field.type) and isinstance(value, str | int | _Number):
+            return _read_decimal(value.text if isinstance(value, _Number) else str(value), field.type)
         try:
-            text = value.text if isinstance(value, _Number) else json.dumps(value, separators=(",", ":"))
+            text = self._text(value, field.type)
         except RecursionError:
             return pa.nulls(1, field.type), False
         if pa.types.is_string(field.type) and not isinstance(value, str):
@@ -118,6 +134,11 @@ class JsonDecoder(Decoder):
             return self._read_list(field.type, value)
         return pa.nulls(1, field.type), False
 
+    def _text(self, value: object, kind: pa.DataType) -> str:
+        if isinstance(value, _Number) and (self._keeps_numbers or not pa.types.is_string(kind)):
+            return value.text
+        return json.dumps(value, separators=(",", ":"), default=float)
+
     def _read_struct(self, kind: pa.StructType, value: dict[str, object]) -> tuple[pa.Array, bool]:
         parts = [self._read_field(field, value.get(field.name)) for field in kind]
         struct = pa.StructArray.from_arrays([part for part, _ in parts], fields=list(kind))
@@ -131,6 +152,20 @@ class JsonDecoder(Decoder):
         items = pa.concat_arrays([part for part, _ in parts])
         found = pa.ListArray.from_arrays([0, len(items)], items).cast(kind)
         return found, all(is_read for _, is_read in parts)
+
+
+def _read_seconds(value: int, kind: pa.DataType) -> tuple[pa.Array, bool]:
+    """Read the seconds since 1970."""
+    if not -_MAX_SECONDS <= value <= _MAX_SECONDS:
+        return pa.nulls(1, kind), False
+    return pa.array([value * 1_000_000]).cast(kind), True
+
+
+def _read_decimal(text: str, kind: pa.DataType) -> tuple[pa.Array, bool]:
+    try:
+        return parse_texts(pa.chunked_array([[text]]), kind, None).chunk(0), True
+    except pa.ArrowInvalid:
+        return pa.nulls(1, kind), False
 
 
 def check_json_types(schema: pa.Schema, *, is_top: bool = True) -> None:
@@ -168,6 +203,10 @@ def _can_read(kind: pa.DataType, *, is_top: bool) -> bool:
     return not (pa.types.is_binary(kind) or pa.types.is_map(kind))
 
 
+def _read_as(schema: pa.Schema) -> list[pa.Field[Any]]:
+    return [field.with_type(json_type(field.type)) for field in schema]
+
+
 def _read(texts: pa.Array, schema: pa.Schema, zone: str | None) -> pa.Table | None:
     """Return the rows of JSON objects; None if an object is bad.
 
@@ -184,7 +223,7 @@ def _read(texts: pa.Array, schema: pa.Schema, zone: str | None) -> pa.Table | No
         given = texts.cast(pa.string())
         whole = pc.binary_join_element_wise(f'{{"{number}":', numbers, f',"{_VALUE}":', given, "}", "")
         text = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], whole), "\n")[0].as_buffer()
-        fields = [pa.field(number, pa.int64()), pa.field(_VALUE, pa.struct(map(readable_field, schema)))]
+        fields = [pa.field(number, pa.int64()), pa.field(_VALUE, pa.struct(_read_as(schema)))]
         table = pyarrow.json.read_json(
             pa.BufferReader(text),
             pyarrow.json.ReadOptions(use_threads=False, block_size=text.size + 1),

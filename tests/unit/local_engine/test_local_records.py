@@ -156,6 +156,19 @@ def test_a_time_without_a_zone_ends_the_query_if_no_zone_is_known() -> None:
         decoder.decode(pa.array([b'{"ts": "n/a"}', b'{"ts": "2026-01-02T03:04:05"}']))
 
 
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_the_error_about_a_time_without_a_zone_names_file_and_source(tmp_path: Path, format: str) -> None:
+    lines = {"csv": "1,x,2026-01-02T03:04:05", "json": '{"ts": "2026-01-02T03:04:05"}'}
+    file = write(tmp_path, "0", [lines[format]])
+    source = pipeline(tmp_path, format, schema=TIMED).source
+    opened = open_source(source, "source", None, tmp_path / "log")
+    end = opened.find_end(None)
+    assert end is not None
+    with pytest.raises(InvalidUsageError, match="times in a file have no zone") as caught:
+        list(opened.read(None, end))
+    assert caught.value.context == {"source": "source", "file": file, "column": "ts"}
+
+
 @pytest.mark.parametrize(
     ("format", "bad"),
     [

@@ -1,0 +1,263 @@
+"""Read the texts of fields as Spark's readers of CSV and JSON do.
+
+Arrow parses texts in the usual form. Python parses each other text once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import date
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from functools import lru_cache, partial
+from typing import Any, Final
+from zoneinfo import available_timezones
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["parse_texts", "round_decimals", "wide_decimal"]
+
+_NUMBER: Final = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_DAY: Final = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_TIME: Final = rf"{_DAY}[ T][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(\.[0-9]{{1,6}})?"
+_ZONED: Final = r"(Z|[+-](0[0-9]|1[0-7]):?[0-9]{2})$"
+_DECIMAL_TEXT: Final = re.compile(f"[+-]?{_NUMBER}", re.ASCII)
+_DOUBLE_TEXT: Final = re.compile(f"([+-]?{_NUMBER})[dDfF]?", re.ASCII)
+_HEX_TEXT: Final = re.compile(r"([+-]?0[xX][0-9a-fA-F]*\.?[0-9a-fA-F]*[pP][+-]?[0-9]+)[dDfF]?", re.ASCII)
+_INTEGER_TEXT: Final = re.compile("[+-]?[0-9]+", re.ASCII)
+_DATE_TEXT: Final = re.compile(
+    r"([+-]?[0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL
+)
+_TIME_TEXT: Final = re.compile(
+    r"([+-]?[0-9]{4,6})(?:-([0-9]{1,2})(?:-([0-9]{1,2})"
+    r"(?:[ T]([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]*))?(\D.*)?)?)?)?)?)?",
+    re.ASCII | re.DOTALL,
+)
+_OFFSET_TEXT: Final = re.compile(
+    r"(?:UTC|GMT|UT)?([+-])([0-9]{1,2})(?::?([0-9]{2})(?::?([0-9]{2}))?)?", re.ASCII
+)
+_SPECIAL: Final = {name: float(name) for name in ("NaN", "Inf", "-Inf", "Infinity", "+Infinity", "-Infinity")}
+_BLANKS: Final = "".join(map(chr, range(33)))
+"""The characters that Java trims."""
+_DIGITS: Final = 38
+_CONTEXT: Final = Context(prec=4 * _DIGITS)
+_DAY_US: Final = 86_400_000_000
+_MAX_OFFSET_S: Final = 18 * 3600
+
+
+def parse_texts(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | None) -> pa.ChunkedArray[Any]:
+    """Return the values of texts.
+
+    Parameters
+    ----------
+    texts : pyarrow.ChunkedArray
+        The texts of one column.
+    kind : pyarrow.DataType
+        The column's type in Spark: a number, a boolean, a date or a time.
+    zone : str, optional
+        The time zone of times that have no zone; by default such times are refused.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        If a text is not a value of the type.
+    InvalidUsageError
+        If a time has no zone, and `zone` is not given.
+    """
+    if pa.types.is_timestamp(kind):
+        return _parse_times(texts, kind, zone)
+    convert = _cast_to(kind)
+    parse: Callable[[str], Any] = _parse_date
+    usual = f"^{_DAY}$"
+    if pa.types.is_decimal(kind):
+        usual, parse = f"^[+-]?{_NUMBER}$", partial(_parse_decimal, kind=kind)
+        convert = partial(_parse_decimals, kind=kind)
+    elif pa.types.is_integer(kind):
+        usual, parse = "^-?[0-9]+$", partial(_parse_integer, kind=kind)
+    elif pa.types.is_floating(kind):
+        usual, parse = f"^-?{_NUMBER}$", _parse_double
+    elif pa.types.is_boolean(kind):
+        usual, parse = "^(true|false|TRUE|FALSE)$", _parse_boolean
+    return _convert(texts, usual, convert, parse, kind)
+
+
+def _cast_to(kind: pa.DataType) -> Callable[[pa.ChunkedArray[Any]], pa.ChunkedArray[Any]]:
+    return lambda texts: texts.cast(kind)
+
+
+def _convert(
+    texts: pa.ChunkedArray[Any],
+    usual: str,
+    convert: Callable[[pa.ChunkedArray[Any]], pa.ChunkedArray[Any]],
+    parse: Callable[[str], Any],
+    kind: pa.DataType,
+) -> pa.ChunkedArray[Any]:
+    """Convert the texts of the usual form together, and other texts one by one."""
+    is_usual = pc.fill_null(pc.match_substring_regex(texts, usual), True)
+    if pc.all(is_usual).as_py():
+        try:
+            return convert(texts)
+        except pa.ArrowInvalid:
+            if len(texts) > 1:  # The caller finds the text that does not fit.
+                raise
+            is_usual = pc.and_(is_usual, False)
+    odd = pc.if_else(is_usual, None, texts).combine_chunks().dictionary_encode()
+    values = [parse(text) for text in odd.dictionary.to_pylist()]
+    if None in values:
+        raise pa.ArrowInvalid("a text is not a value of the type")
+    parsed = pa.array(values, kind).take(odd.indices)
+    return pc.coalesce(convert(pc.if_else(is_usual, texts, None)), pa.chunked_array([parsed]))
+
+
+def wide_decimal(kind: pa.Decimal128Type) -> pa.Decimal128Type:
+    """Return the type in which decimals are read before they are rounded.
+
+    It has as many digits after the point as possible, and if it has more of them than `kind`, room for one
+    more digit before the point, because rounding may carry.
+    """
+    return pa.decimal128(_DIGITS, max(kind.scale, _DIGITS - 1 - (kind.precision - kind.scale)))
+
+
+def round_decimals(numbers: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa.ChunkedArray[Any]:
+    """Round decimals to the scale of a type.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        If a number has too many digits for the type.
+    """
+    if numbers.type.scale > kind.scale:
+        numbers = pc.round(numbers, kind.scale, round_mode="half_towards_infinity")
+    # Arrow checks only that 128 bits hold the number.
+    greatest = pa.scalar(Decimal(10**kind.precision - 1).scaleb(-kind.scale, _CONTEXT), kind)
+    if pc.any(pc.greater(pc.abs(numbers), greatest)).as_py():
+        raise pa.ArrowInvalid("a number has too many digits")
+    return numbers.cast(kind)
+
+
+def _parse_decimals(texts: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa.ChunkedArray[Any]:
+    return round_decimals(texts.cast(wide_decimal(kind)), kind)
+
+
+def _parse_decimal(text: str, kind: pa.Decimal128Type) -> Decimal | None:
+    if not _DECIMAL_TEXT.fullmatch(text):
+        return None
+    try:
+        number = Decimal(text).quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP, _CONTEXT)
+    except InvalidOperation:
+        return None
+    return number if len(number.as_tuple().digits) <= kind.precision else None
+
+
+def _parse_integer(text: str, kind: pa.DataType) -> int | None:
+    if not _INTEGER_TEXT.fullmatch(text) or len(text) > _DIGITS:
+        return None
+    number, limit = int(text), 1 << (kind.bit_width - 1)
+    return number if -limit <= number < limit else None
+
+
+def _parse_double(text: str) -> float | None:
+    text = text.strip(_BLANKS)
+    if text in _SPECIAL:
+        return _SPECIAL[text]
+    if number := _DOUBLE_TEXT.fullmatch(text):
+        return float(number[1])
+    try:
+        return float.fromhex(found[1]) if (found := _HEX_TEXT.fullmatch(text)) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _parse_boolean(text: str) -> bool | None:
+    return {"true": True, "false": False}.get(text.lower())
+
+
+def _days(year: str, month: str | None, day: str | None) -> int | None:
+    """Return the days since 1970 of a date of any year; None if there is no such date."""
+    number = int(year)
+    # The calendar repeats every 400 years, of 146,097 days.
+    cycles, rest = divmod(number - 2000, 400)
+    try:
+        return date(2000 + rest, int(month or 1), int(day or 1)).toordinal() - 719_163 + 146_097 * cycles
+    except ValueError:
+        return None
+
+
+def _parse_date(text: str) -> int | None:
+    found = _DATE_TEXT.fullmatch(text.strip(_BLANKS))
+    return None if found is None else _days(*found.groups())
+
+
+def _parse_times(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | None) -> pa.ChunkedArray[Any]:
+    is_local = kind.tz is None
+    usual = f"^{_TIME}$" if is_local else f"^{_TIME}{_ZONED}"
+    bare = None
+    if not is_local:
+        has_no_zone = pc.fill_null(pc.match_substring_regex(texts, f"^{_TIME}$"), False)
+        if pc.any(has_no_zone).as_py():
+            bare = pc.if_else(has_no_zone, texts, None).cast(pa.timestamp("us"))
+            texts = pc.if_else(has_no_zone, None, texts)
+    if not pc.all(pc.fill_null(pc.match_substring_regex(texts, usual), True)).as_py():
+        texts = pc.replace_substring_regex(texts, r"(:[0-9]{2}\.[0-9]{6})[0-9]+", r"\1")
+    parsed = _convert(texts, usual, _cast_to(kind), partial(_parse_time, zone=zone, is_local=is_local), kind)
+    return parsed if bare is None else pc.coalesce(parsed, to_instants(bare, zone).cast(kind))
+
+
+def to_instants(times: pa.ChunkedArray[Any], zone: str | None) -> pa.ChunkedArray[Any]:
+    """Return the instants of times of a zone.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the zone is not given.
+    """
+    if zone is None:
+        raise InvalidUsageError(
+            "times in a file have no zone",
+            hint="set query.spark.spark.sql.session.timeZone to the zone, such as UTC",
+        )
+    instants = pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="earliest")
+    # As in Spark, a time that the clocks skip is later by the length of the gap.
+    return pc.add(instants, pc.subtract(times, pc.local_timestamp(instants)))
+
+
+def _parse_time(text: str, zone: str | None, *, is_local: bool) -> int | None:
+    """Return the microseconds since 1970 of a time, or of the beginning of a day, month or year."""
+    found = _TIME_TEXT.fullmatch(text.strip(_BLANKS))
+    if found is None:
+        return None
+    year, month, day, hour, minute, second, fraction, named = found.groups()
+    days = _days(year, month, day)
+    clock = [int(part or 0) for part in (hour, minute, second)]
+    if days is None or clock[0] > 23 or max(clock[1:]) > 59:
+        return None
+    seconds = 3600 * clock[0] + 60 * clock[1] + clock[2]
+    time_us = days * _DAY_US + seconds * 1_000_000 + int((fraction or "").ljust(6, "0")[:6])
+    if is_local:
+        return time_us if named is None else None
+    if named is None:
+        return _instant_us(time_us, zone)
+    named = named.strip(_BLANKS)
+    if named == "Z":
+        return time_us
+    if offset := _OFFSET_TEXT.fullmatch(named):
+        sign, *parts = offset.groups()
+        hours, minutes, rest = (int(part or 0) for part in parts)
+        offset_s = 3600 * hours + 60 * minutes + rest
+        if offset_s > _MAX_OFFSET_S or max(minutes, rest) > 59:
+            return None
+        return time_us - (offset_s if sign == "+" else -offset_s) * 1_000_000
+    return _instant_us(time_us, named) if named in _zones() else None
+
+
+@lru_cache(maxsize=1)
+def _zones() -> frozenset[str]:
+    return frozenset(available_timezones())
+
+
+def _instant_us(time_us: int, zone: str | None) -> int:
+    column = pa.chunked_array([pa.array([time_us], pa.timestamp("us"))])
+    return int(to_instants(column, zone).cast(pa.int64())[0].as_py())

@@ -1,0 +1,125 @@
+"""The local engine reads the same values from CSV and JSON as Spark, and finds the same bad records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.ddl import parse_schema
+from penstock.local_engine.records.bad_records import BadRecords
+from penstock.local_engine.records.files import RecordFilesInput
+from penstock.spark_ext.border.types import spark_schema
+
+ZONE = "America/New_York"
+TEXTS = {
+    "decimal(10,2)": (
+        "7.129|7.125|-7.125|1e2|1.5E-3|123456789.5|99999999.995|+5|.5|5.|0x1|1_0|NaN|5d|1e400|"
+        "true|-|12345678901234567890123456789012345678901| 5.5|5.5 "
+    ),
+    "decimal(38,18)": ("7.1234567890123456789|12345678901234567890.5|123456789012345678901.5|1e19"),
+    "int": ("5|+5|05|-0|0x10|1.0|1e2|2147483648|-2147483648|true|1_0| 5|5 |"),
+    "bigint": ("9223372036854775807|9223372036854775808|+5|0x10| 7"),
+    "double": (
+        "1.5|1e400|-1e400|1d|1.5f|nan|NaN|inf|Inf|-Inf|+INF|INF|Infinity|-Infinity|infinity|"
+        "0x1p3|0x10|1_0|1.|+.5|5e-324|true|9007199254740993| 1.5|1.5 "
+    ),
+    "boolean": ("true|false|TRUE|tRuE|1|0|t|yes| true|"),
+    "date": (
+        "2026-01-31|2026-1-3|2026-01|2026|2026-01-31T09:30:00Z|2026-02-30|31/01/2026|"
+        "+12026-01-31|2026-01-31 09:30:00| 2026-01-31|0001-01-01|2026-01-31Tx|19999|-0001-01-01"
+    ),
+    "timestamp": (
+        "2026-01-31T09:30:01Z|2026-01-31|2026-01|2026|2026-01-31T09:30:01+0100|"
+        "2026-01-31T09:30:01+1|2026-01-31T09:30|2026-01-31T09:30Z|2026-01-31T09|2026-01-31T9:3:1|"
+        "2026-01-31T09:30:01.5|2026-01-31T09:30:01.123456789Z|2026-01-31T09:30:01.|"
+        "2026-01-31T09:30:01Europe/Berlin|2026-01-31T09:30:01UTC+02:00|2026-01-31T09:30:01z|"
+        "2026-01-31T24:00:00Z|20260131|12345|-12345|12345.5|0001-01-01|123456-01-01|2026-02-30|"
+        "2026-01-31T09:30:01+19:00|1769851801000|2026-01-31 09:30:01|2026-01-31T09:30:01 +01:00|"
+        "2026-1-3 9:3:1| 2026-01-31T09:30:01Z|2026-01-31T09:30:01 Nowhere/City|"
+        "2026-01-31T09:30:01,5Z|2026-01-31  09:30:01"
+    ),
+    "timestamp_ntz": ("2026-01-31T09:30:01Z|2026-01-31|12345|2026-01-31T09:30:01.123456789"),
+    "struct<d:decimal(10,2)>": ('{"d":7.129}|{"d":123456789.5}|{"d":"7"}|{}|null|5'),
+    "array<decimal(10,2)>": ('[7.129,null,8]|[123456789.5]|[]|null|["x"]'),
+}
+"""The texts of each type, separated by bars."""
+
+
+def _lines(format: str, kind: str, texts: list[str]) -> list[str]:
+    """Return a record for each text; in JSON also one with the text as a value, if it is JSON."""
+    if format == "csv":
+        return [f"{number},{text}" for number, text in enumerate(texts)]
+    lines = [json.dumps({"n": number, "v": text}) for number, text in enumerate(texts)]
+    for number, text in enumerate(texts, 1000):
+        try:
+            json.loads(text)
+        except ValueError:
+            continue
+        lines.append(f'{{"n": {number}, "v": {text.strip()}}}')
+    return lines
+
+
+def _local(file: Path, format: str, schema: pa.Schema, log: Path) -> dict[int, tuple[Any, bool]]:
+    source = RecordFilesInput(
+        str(file), spark_schema(schema), log, format, {}, ZONE, BadRecords("source", "keep")
+    )
+    end = source.find_end(None)
+    assert end is not None
+    found: dict[int, tuple[Any, bool]] = {}
+    for records in source.read_records(None, end):
+        values = records.rows["v"]
+        if pa.types.is_temporal(values.type):
+            values = values.cast(pa.int32() if pa.types.is_date(values.type) else pa.int64())
+        for row, (number, value) in enumerate(
+            zip(records.rows["n"].to_pylist(), values.to_pylist(), strict=True)
+        ):
+            found[number] = (value, row in records.bad)
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_fields_have_the_values_that_spark_reads(spark: SparkSession, tmp_path: Path, format: str) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", ZONE)
+    try:
+        for number, (kind, listed) in enumerate(TEXTS.items()):
+            texts = listed.split("|")
+            if format == "csv" and "<" in kind:
+                continue
+            file = tmp_path / f"{number}.{format}"
+            file.write_text("\n".join(_lines(format, kind, texts)) + "\n")
+            rows = (
+                spark.read.format(format)
+                .schema(f"n int, v {kind}, bad string")
+                .option("columnNameOfCorruptRecord", "bad")
+                .load(str(file))
+            )
+            expected = {
+                row.n: (row.v, row.bad is not None)
+                for row in rows.selectExpr("n", f"{_SHOWN.get(kind, 'v')} AS v", "bad").collect()
+            }
+            schema = pa.schema([field.with_nullable(True) for field in parse_schema(f"n int, v {kind}")])
+            found = _local(file, format, schema, tmp_path / f"log{number}")
+            named = [f"{kind} {texts[n % 1000]!r}: {expected[n]}" for n in expected]
+            got = [
+                f"{kind} {texts[n % 1000]!r}: {(value['d'] if isinstance(value, dict) else value, is_bad)}"
+                for n, (value, is_bad) in found.items()
+            ]
+            assert sorted(got) == sorted(named)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(before))
+
+
+_SHOWN = {
+    "timestamp": "unix_micros(v)",
+    # A session's zone does not change the difference of two times without a zone.
+    "timestamp_ntz": "timestampdiff(MICROSECOND, timestamp_ntz'1970-01-01 00:00:00', v)",
+    "date": "unix_date(v)",
+    "struct<d:decimal(10,2)>": "v.d",
+}
