@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from penstock.conf.document import FieldPath, Problem
+from penstock.conf.file_options import wrong_options
 from penstock.conf.kafka_source import TEXT_FORMATS, KafkaSource
 from penstock.conf.sections import (
     FilesSource,
@@ -21,6 +22,7 @@ from penstock.conf.sections import (
     Sink,
     Source,
     SparkSink,
+    TableSection,
     UpsertSink,
     WindowJoinSection,
     WindowSection,
@@ -50,6 +52,9 @@ def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
     for place, other in _others(pipeline):
         for path, fact, hint in _source_problems(other.source, pipeline.query):
             yield (*place, *path), fact, hint
+    for path, table in _tables(pipeline):
+        for fact, hint in wrong_options(table.format, table.options):
+            yield (*path, "options"), fact, hint
     yield from _step_problems(pipeline)
     yield from _sink_problems(pipeline.sink, pipeline.query)
     yield from _side_problems(pipeline)
@@ -70,6 +75,15 @@ def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
             yield ("union", "inputs", name), other
     if pipeline.join is not None:
         yield ("join", "with"), pipeline.join.other
+
+
+def _tables(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, TableSection]]:
+    """Yield the static tables of the pipeline, and their paths."""
+    if pipeline.lookup is not None:
+        yield ("lookup", "table"), pipeline.lookup.table
+    if pipeline.database is not None:
+        for name, table in pipeline.database.initial.items():
+            yield ("database", "initial", name), table
 
 
 def side_streams(pipeline: PipelineSections) -> list[tuple[FieldPath, str]]:
@@ -318,6 +332,8 @@ def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
             )
         if source.reject_to is not None and not source.counts_bad_records:
             yield ("source", "reject_to"), "needs CSV or JSON files with a schema, without a mode", None
+        for fact, hint in wrong_options(source.format, source.options):
+            yield ("source", "options"), fact, hint
         yield from _reject_problems(source)
     elif isinstance(source, KafkaSource):
         yield from _reject_problems(source)

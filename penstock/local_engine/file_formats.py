@@ -69,10 +69,12 @@ def file_reader(
 def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return options of Spark's reader of a format, by their names in lower case.
 
+    Options of CSV always have ``sep`` and ``quote``.
+
     Raises
     ------
     InvalidUsageError
-        If an option is not known here.
+        If an option is not known here, or its value is not supported.
     """
     known = {name.lower(): text for name, text in options.items()}
     if unknown := sorted(known.keys() - OPTIONS[format]):
@@ -84,6 +86,14 @@ def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
             options=", ".join(unknown),
             hint=did_you_mean(unknown[0], names, "options that it knows") if names else leave_out,
         )
+    if format == "csv":
+        known["sep"] = known.get("sep", known.pop("delimiter", ",")).replace("\\t", "\t")
+        known.setdefault("quote", '"')
+        for name in ("sep", "quote"):
+            if len(known[name]) != 1:
+                raise InvalidUsageError(
+                    "the local engine takes only one character", options=name, hint="use engine: spark"
+                )
     return known
 
 
@@ -165,11 +175,10 @@ def read_csv(
     """
     import pyarrow.csv
 
-    separator = options.get("sep", options.get("delimiter", ","))
     return pyarrow.csv.read_csv(
         text,
         pyarrow.csv.ReadOptions(column_names=list(schema.names), skip_rows=skip, use_threads=False),
-        pyarrow.csv.ParseOptions(delimiter=separator, quote_char=options.get("quote", '"')),
+        pyarrow.csv.ParseOptions(delimiter=options["sep"], quote_char=options["quote"]),
         pyarrow.csv.ConvertOptions(
             column_types={
                 field.name: field.type if _is_text(field.type) else pa.string() for field in schema

@@ -16,6 +16,7 @@ from penstock.conf.pipeline import (
     PStreamSink,
     Source,
     SparkSink,
+    TableSection,
     UpsertSink,
 )
 from penstock.errors import InvalidUsageError
@@ -135,25 +136,58 @@ def missing_inputs(pipeline: Pipeline, document: Document) -> list[str]:
 
 
 def check_headers(pipeline: Pipeline, document: Document) -> None:
-    """Check that no header of CSV files is read as a row.
+    """Check that no header of CSV files is read as a row, and that headers have the columns in order.
 
     Raises
     ------
     PipelineError
-        If the first line of a source's first file names the columns, and no option says whether it is a
-        header.
+        If the first line of the first file names the columns, and no option says whether it is a header; or
+        it is a header that has a column at another position than the schema.
     """
+    from penstock.ddl import parse_schema  # few pipelines read CSV
+
     if _is_on_cluster():
         return
     problems = []
-    for path, source in sources_of(pipeline).values():
-        file = _file_with_header(source) if isinstance(source, FilesSource) else None
-        if file is not None:
-            at = (*path, "path")
-            fact, hint = f"the first line of {file} is a header", "add header: true to the source's options"
+    for path, files in _file_sections(pipeline):
+        found = _read_header(files)
+        if found is None or files.columns is None:
+            continue
+        file, header = found
+        try:
+            names = parse_schema(files.columns).names
+        except InvalidUsageError:
+            continue  # another check reports it
+        lower = [name.lower() for name in header]
+        if "header" not in {name.lower() for name in files.options}:
+            if header == names:
+                at = (*path, "path")
+                fact, hint = (
+                    f"the first line of {file} is a header",
+                    "add header: true to the source's options",
+                )
+                problems.append(describe(document.place(at), at, fact, hint))
+            continue
+        moved = [name for name, given in zip(names, lower, strict=False) if name.lower() != given]
+        if moved := [name for name in moved if name.lower() in lower]:
+            at = (*path, "schema")
+            fact = f"has column {moved[0]!r} at another position than the header of {file}"
+            hint = f"Spark reads CSV by position, so write the columns in the order {', '.join(header)}"
             problems.append(describe(document.place(at), at, fact, hint))
     if problems:
         raise PipelineError(problems)
+
+
+def _file_sections(pipeline: Pipeline) -> list[tuple[FieldPath, FilesSource | TableSection]]:
+    """Return the sections that read files, and their paths."""
+    found: list[tuple[FieldPath, FilesSource | TableSection]] = [
+        (path, source) for path, source in sources_of(pipeline).values() if isinstance(source, FilesSource)
+    ]
+    if pipeline.lookup is not None:
+        found.append((("lookup", "table"), pipeline.lookup.table))
+    if pipeline.database is not None:
+        found += [(("database", "initial", name), one) for name, one in pipeline.database.initial.items()]
+    return found
 
 
 def sources_of(pipeline: Pipeline) -> dict[str, tuple[FieldPath, Source]]:
@@ -169,25 +203,24 @@ def sources_of(pipeline: Pipeline) -> dict[str, tuple[FieldPath, Source]]:
     return found
 
 
-def _file_with_header(source: FilesSource) -> Path | None:
-    """Return the first file of a source, if this file has a header that would be read as a row."""
+def _read_header(source: FilesSource | TableSection) -> tuple[Path, list[str]] | None:
+    """Return the first file of CSV of a section and the fields of its first line, if it may be a header."""
     options = {name.lower(): text for name, text in source.options.items()}
-    separator = options.get("sep", options.get("delimiter", ","))
-    if source.format != "csv" or source.columns is None or "header" in options or not separator:
+    separator = options.get("sep", options.get("delimiter", ",")).replace("\\t", "\t")
+    is_header = options.get("header", "true").lower() == "true"
+    if source.format != "csv" or source.columns is None or not is_header:
         return None
-    from penstock.ddl import parse_schema  # few pipelines read CSV
-
     try:
         place = Path(source.path)
         files = place.iterdir() if place.is_dir() else [place]
         file = min((one for one in files if one.name[0] not in "._" and one.is_file()), default=None)
         if file is None:
             return None
-        with file.open(encoding="utf-8", errors="replace") as lines:
+        with file.open(encoding="utf-8-sig", errors="replace") as lines:
             names = [name.strip(' "\n') for name in lines.readline(_LONGEST_HEADER).split(separator)]
-        return file if names == parse_schema(source.columns).names else None
-    except (OSError, InvalidUsageError):
-        return None  # other checks report what is wrong
+        return file, names
+    except OSError:
+        return None  # another check reports it
 
 
 def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool]]:

@@ -153,8 +153,8 @@ class _CsvLines:
             return None
 
     def _read_fields(self, line: bytes) -> pa.Table:
-        separator = self.options.get("sep", self.options.get("delimiter", ","))
-        quote = self.options.get("quote", '"')
+        separator = self.options["sep"]
+        quote = self.options["quote"]
         text = line.decode("utf-8", errors="replace")
         try:
             cells = next(csv.reader([text], delimiter=separator, quotechar=quote))

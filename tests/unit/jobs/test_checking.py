@@ -79,7 +79,64 @@ def test_a_header_that_would_be_read_as_a_row_is_found(
         check_pipeline(file, [])
 
 
-def test_headers_of_other_sources_are_found_and_a_source_without_a_separator_is_left_alone(
+@pytest.mark.parametrize(
+    ("schema", "moved"),
+    [
+        ("k string, t timestamp, v int", None),
+        ("k string, t timestamp, other int", None),  # columns may have names of their own
+        ("t timestamp, k string, v int", "t"),
+        ("k string, v int, t timestamp", "v"),
+    ],
+)
+def test_a_schema_in_another_order_than_the_header_is_refused(
+    tmp_path: Path, schema: str, moved: str | None
+) -> None:
+    (tmp_path / "a.csv").write_text("k,t,v\nx,2026-01-01,1\n")
+    table = {"format": "csv", "path": str(tmp_path / "a.csv"), "schema": schema, "options": {"header": True}}
+    source = {"type": "files", "format": "json", "path": str(tmp_path), "schema": "k string, at timestamp"}
+    document = {"source": source, "lookup": {"table": table, "key": "k"}, "queue": {"key": "k", "time": "at"}}
+    csv = {"source": table | {"type": "files"}, "queue": {"key": "k", "time": "t"}}
+    for changes, place in ((csv, "source"), (document, "lookup.table")):
+        if moved is None:
+            check_pipeline(written(tmp_path, changes), [])
+        else:
+            (problem,) = problems_of(written(tmp_path, changes))
+            assert problem.startswith(f"{place}.schema: has column {moved!r} at another position")
+            assert problem.endswith("write the columns in the order k, t, v.")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"heder": "true"}, "csv files have no option 'heder'. Hint: did you mean 'header'?"),
+        ({"seperator": ";"}, "csv files have no option 'seperator'. Hint: did you mean 'sep'?"),
+        ({"header": "yess"}, "header is not true or false."),
+        ({"header": "true", "mode": "PERMISIVE"}, "mode is not one of PERMISSIVE, DROPMALFORMED, FAILFAST."),
+        (
+            {"header": "true", "sep": ""},
+            "sep is empty. Hint: write the character between two fields, such as ';'.",
+        ),
+        ({"header": "true", "quote": "ab"}, "quote is more than one character."),
+        ({"Header": "TRUE", "delimiter": "||", "myOption": "1"}, None),
+    ],
+)
+def test_misspelt_and_wrong_options_of_files_are_found(
+    tmp_path: Path, options: dict[str, str], problem: str | None
+) -> None:
+    source = {
+        "type": "files", "format": "csv", "path": str(tmp_path), "options": options,
+        "schema": "k string, t timestamp",
+    }  # fmt: skip
+    file = written(tmp_path, {"source": source, "queue": {"key": "k", "time": "t"}})
+    if problem is None:
+        check_pipeline(file, [])
+        local = problems_of(file, "engine=local", "source.options={sep: ';;'}")
+        assert any("the local engine takes only one character: options=sep" in one for one in local)
+    else:
+        assert f"source.options: {problem}" in problems_of(file)
+
+
+def test_headers_of_other_sources_are_found_and_one_with_another_separator_is_left_alone(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.csv").write_text("k,t\n")
@@ -87,7 +144,7 @@ def test_headers_of_other_sources_are_found_and_a_source_without_a_separator_is_
         "type": "files", "format": "csv", "path": str(tmp_path / "a.csv"), "schema": "k string, t timestamp"
     }  # fmt: skip
     union = {"key": "k", "time": "t", "inputs": {"other": {"source": source}}}
-    apart = source | {"options": {"sep": ""}}
+    apart = source | {"options": {"sep": ";"}}
     document = {name: section for name, section in BASE.items() if name != "queue"}
     (tmp_path / "u.yaml").write_text(yaml.safe_dump(document | {"source": apart, "union": union}))
     (problem,) = [text for text in problems_of(str(tmp_path / "u.yaml")) if "header" in text]
@@ -159,7 +216,6 @@ def test_what_a_run_refuses_in_a_queue_is_found_without_a_run(
 @pytest.mark.parametrize(
     ("format", "option", "hint"),
     [
-        ("csv", "heder", "did you mean 'header'?"),
         ("csv", "mode", "the options that it knows are delimiter, header, nullvalue, quote, sep."),
         ("json", "mode", "leave them out, or use engine: spark."),
     ],
@@ -167,7 +223,7 @@ def test_what_a_run_refuses_in_a_queue_is_found_without_a_run(
 def test_an_unknown_option_of_the_local_reader_is_found_without_a_run(
     tmp_path: Path, format: str, option: str, hint: str
 ) -> None:
-    changes = {"engine": "local", "source": JSON | {"format": format, "options": {option: "true"}}}
+    changes = {"engine": "local", "source": JSON | {"format": format, "options": {option: "PERMISSIVE"}}}
     (problem,) = problems_of(written(tmp_path, changes | {"queue": {"key": "sensor", "time": "ts"}}))
     assert problem.startswith("source.options: the local engine does not know options of the reader")
     assert problem.endswith(f"Hint: {hint}")

@@ -1,0 +1,67 @@
+"""Checks of options of Spark's readers of files: misspelt names, and values that no version takes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+__all__ = ["wrong_options"]
+
+_COMMON: Final = (
+    "cleanSource fileNameOnly ignoreCorruptFiles ignoreMissingFiles latestFirst maxBytesPerTrigger "
+    "maxFileAge maxCachedFiles maxFilesPerTrigger mergeSchema modifiedAfter modifiedBefore pathGlobFilter "
+    "recursiveFileLookup sourceArchiveDir"
+)
+_TEXT: Final = (
+    "columnNameOfCorruptRecord dateFormat enableDateTimeParsingFallback encoding lineSep locale mode "
+    "multiLine timestampFormat timestampNTZFormat timeZone"
+)
+_NAMES: Final = {
+    "csv": (
+        f"{_COMMON} {_TEXT} charset comment delimiter emptyValue enforceSchema escape header "
+        "ignoreLeadingWhiteSpace ignoreTrailingWhiteSpace inferSchema maxCharsPerColumn maxColumns nanValue "
+        "negativeInf nullValue positiveInf preferDate quote sep"
+    ),
+    "json": (
+        f"{_COMMON} {_TEXT} allowBackslashEscapingAnyCharacter allowComments allowNonNumericNumbers "
+        "allowNumericLeadingZeros allowSingleQuotes allowUnquotedControlChars allowUnquotedFieldNames "
+        "dropFieldIfAllNull prefersDecimal primitivesAsString"
+    ),
+    "parquet": f"{_COMMON} datetimeRebaseMode int96RebaseMode",
+    "orc": _COMMON,
+    "text": f"{_COMMON} lineSep wholetext",
+}
+_SYNONYMS: Final = {"separator": "sep"}
+_FLAGS: Final = ("enforceSchema", "header", "multiLine", "recursiveFileLookup", "mergeSchema")
+_MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+_NEAR: Final = 0.8
+"""The likeness from which on a name counts as misspelt. Other names may belong to another version."""
+
+
+def wrong_options(format: str, options: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    """Yield the fact and the hint for each wrong option of a reader.
+
+    Parameters
+    ----------
+    format : {"csv", "json", "parquet", "orc", "text"}
+        The format.
+    options : mapping of str to str
+        The options; as in Spark, the case of their names does not matter.
+    """
+    names = {name.lower(): name for name in _NAMES[format].split()}
+    meant = names | (_SYNONYMS if format == "csv" else {})
+    for name, text in options.items():
+        if name.lower() not in names:
+            if near := difflib.get_close_matches(name.lower(), meant, n=1, cutoff=_NEAR):
+                yield f"{format} files have no option {name!r}", f"did you mean {meant[near[0]]!r}?"
+            continue
+        known = names[name.lower()]
+        if known in _FLAGS and text.lower() not in ("true", "false"):
+            yield f"{name} is not true or false", None
+        elif known == "mode" and text.upper() not in _MODES:
+            yield f"{name} is not one of {', '.join(_MODES)}", None
+        elif known in ("sep", "delimiter") and not text:
+            yield f"{name} is empty", "write the character between two fields, such as ';'"
+        elif known in ("quote", "escape") and len(text) > 1 and not text.startswith("\\"):
+            yield f"{name} is more than one character", None
