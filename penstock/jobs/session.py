@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.errors import (
     AnalysisException,
@@ -32,6 +32,9 @@ from penstock.spark_ext.api.failure import failure_of, is_late_worker, is_ours, 
 from penstock.spark_ext.api.register import register, remove_metrics
 from penstock.spark_ext.border.connection import Py4JError, is_connect
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 __all__ = ["open_session", "session"]
 
@@ -279,6 +282,7 @@ def open_session(
     conf = SparkConf().setAppName(name).setAll(list(options.items()))
     _run_in_thread(lambda: SparkContext.getOrCreate(conf))
     spark = SparkSession.builder.appName(name).config(map=dict(options)).getOrCreate()
+    _quiet_accumulators(spark.sparkContext)
     session_conf = spark.sparkContext.getConf()
     for setting, value in _DEFAULTS.items():
         if not session_conf.contains(setting):
@@ -299,6 +303,16 @@ def _stop(spark: SparkSession, signals: StopSignals) -> None:
     except (Py4JError, ConnectionError) as error:
         if signals.received is None or not is_without_answer(error):
             raise
+
+
+def _quiet_accumulators(context: SparkContext) -> None:
+    """Let Spark's server of accumulators print no traceback when its client, the JVM, ends.
+
+    Calls to the JVM report this end.
+    """
+    server: Any = context._accumulatorServer
+    report = server.handle_error
+    server.handle_error = lambda *request: None if isinstance(sys.exception(), EOFError) else report(*request)
 
 
 @contextmanager

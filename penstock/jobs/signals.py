@@ -15,7 +15,8 @@ from typing import Any
 __all__ = ["StopSignals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_PY4J_LOGGERS = (None, "py4j.clientserver")
+_GRAPHS = "penstock.spark_ext.graph.handle"
+_LOGGERS = (None, "py4j.clientserver", _GRAPHS)
 _INTERRUPTED = (
     "KeyboardInterrupt while sending command.",
     "Exception while sending command.",
@@ -48,13 +49,20 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def __enter__(self) -> StopSignals:
         self.take()
-        for name in _PY4J_LOGGERS:
+        for name in _LOGGERS:
             logging.getLogger(name).addFilter(self._is_news)
         return self
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Return whether a log record reports anything but a JVM call that the signal interrupted."""
-        return self.received is None or record.msg not in _INTERRUPTED
+        """Return whether a log record reports more than that the signal interrupted or ended the JVM.
+
+        The run raises the failure of a graph. So its log records without a traceback add nothing.
+        """
+        if self.received is None:
+            return True
+        if record.name == _GRAPHS:
+            return bool(record.exc_info) or record.levelno < logging.WARNING
+        return record.msg not in _INTERRUPTED
 
     def take(self) -> None:
         """Install the handlers."""
@@ -86,7 +94,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for name in _PY4J_LOGGERS:
+        for name in _LOGGERS:
             logging.getLogger(name).removeFilter(self._is_news)
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -219,19 +219,23 @@ class RunningGraph:
     def _try_to_stop_queries(self) -> None:
         try:
             self._stop_queries()
-        except Exception:
-            _LOGGER.warning("a query could not be stopped [graph=%s]", self.name, exc_info=True)
+        except Exception as error:
+            self._warn("a query could not be stopped", error)
 
     def _end(self, state: GraphState) -> None:
         self._state = state
         try:
             for run in self._runs.values():
                 run.read()
-        except Exception:
-            _LOGGER.warning("the last metrics are missing [graph=%s]", self.name, exc_info=True)
+        except Exception as error:
+            self._warn("the last metrics are missing", error)
         finally:
             self._ended.set()
         _LOGGER.info("graph %s [graph=%s]", state, self.name)
+
+    def _warn(self, fact: str, error: Exception) -> None:
+        """Log a failure, with a traceback unless it only says that the driver has ended."""
+        _LOGGER.warning("%s [graph=%s]", fact, self.name, exc_info=not is_without_answer(error))
 
     def _stop_queries(self) -> None:
         """Stop all queries, upstream first, so that later queries can still read their last output."""

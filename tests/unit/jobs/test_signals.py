@@ -11,10 +11,11 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.jobs import session
-from penstock.jobs.session import _stop
+from penstock.jobs.session import _quiet_accumulators, _stop
 from penstock.jobs.signals import StopSignals
 
 _PROGRAM = """
@@ -71,6 +72,32 @@ def test_nothing_is_logged_of_the_call_that_a_signal_interrupts(caplog: pytest.L
             logging.getLogger("py4j.clientserver").error("Exception occurred while shutting down connection")
             logging.error("something else")
     assert caplog.messages == [interrupted, "something else"]
+
+
+def test_a_jvm_that_a_signal_ends_is_no_failure_of_a_graph(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("penstock.spark_ext.graph.handle")
+    caplog.set_level(logging.INFO)
+    with StopSignals() as signals:
+        log.error("%s [graph=%s query=%s]", "before", "g", None)
+        signal.raise_signal(signal.SIGTERM)
+        log.error("%s [graph=%s query=%s]", "the graph cannot go on", "g", None)
+        log.warning("%s [graph=%s]", "the driver has ended", "g", exc_info=False)
+        log.warning("%s [graph=%s]", "another failure", "g", exc_info=ValueError())
+        log.info("graph %s [graph=%s]", "failed", "g")
+        assert signals.received == signal.SIGTERM
+    assert [text.split(" [")[0] for text in caplog.messages] == ["before", "another failure", "graph failed"]
+
+
+def test_a_jvm_that_ends_leaves_no_trace_of_accumulators() -> None:
+    told: list[object] = []
+    server = SimpleNamespace(handle_error=lambda *request: told.append(request))
+    _quiet_accumulators(cast(SparkContext, SimpleNamespace(_accumulatorServer=server)))
+    for error in (ValueError(), EOFError()):
+        try:
+            raise error
+        except (ValueError, EOFError):
+            server.handle_error("request", error)
+    assert [str(request) for request in told] == ["('request', ValueError())"]
 
 
 def test_a_signal_counts_for_the_blocks_around_it() -> None:

@@ -65,7 +65,7 @@ def test_a_notebook_shows_the_queries_and_the_plan() -> None:
 @pytest.mark.parametrize(
     "error", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("no"), Py4JError("o1.x")]
 )
-def test_a_driver_that_ends_fails_the_graph(error: Exception) -> None:
+def test_a_driver_that_ends_fails_the_graph(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     spark = _Spark()
     running = _started(spark)
     spark.error = error
@@ -73,6 +73,8 @@ def test_a_driver_that_ends_fails_the_graph(error: Exception) -> None:
         running.await_termination(60)
     assert caught.value.hint == "start the graph again with the same checkpoint"
     assert running.state == "failed"
+    assert len(caplog.records) == 3
+    assert not any(record.exc_info for record in caplog.records), "tracebacks would only repeat the error"
     running.stop()
     for call in (running.status, running.process_all_available):
         with pytest.raises(UnavailableError):
