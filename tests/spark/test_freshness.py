@@ -1,16 +1,21 @@
-"""A freshness contract on real Spark: a promise that holds, and one that cannot."""
+"""A freshness contract on real Spark: a promise that holds, one that cannot, and the trigger interval."""
 
 from __future__ import annotations
 
 import time
+from datetime import datetime
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
-from tests.spark.queries import Place, quotes
+from penstock.spark_ext.border.connection import is_connect
+from tests.spark.queries import Place, quotes, wait
 
 pytestmark = pytest.mark.spark
 
@@ -42,3 +47,84 @@ def test_a_query_tells_a_promise_that_holds_from_one_that_is_broken(
     }
     assert not all(one["kept"] for one in other)
     assert any(one["advice"] for one in other)
+
+
+def _quick(table: pa.Table) -> pa.Table:
+    time.sleep(0.001 * table.num_rows)  # stands for a query
+    return table
+
+
+def _interval_ms(query: StreamingQuery) -> int:
+    """Return the trigger interval that a running query has now."""
+    executor = query._jsq.streamingQuery().triggerExecutor()  # type: ignore[attr-defined]
+    field = executor.getClass().getDeclaredField("intervalMs")
+    field.setAccessible(True)
+    return int(field.getLong(executor))
+
+
+def _start_ms(batch: dict[str, Any]) -> float:
+    return 1000 * datetime.fromisoformat(batch["timestamp"]).timestamp()
+
+
+def test_the_trigger_interval_follows_the_contract(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if is_connect(spark):
+        pytest.skip("with Spark Connect the trigger interval is fixed")
+    place = Place(tmp_path)
+
+    def quotes_of(keys: int, first: int) -> pa.Table:
+        return quotes([(f"k{i:04d}", first + i, float(i)) for i in range(keys)])
+
+    def queue() -> DataFrame:
+        return place.queue(
+            spark, policy="freshest", freshness={"p95": "30 s"}, buckets=1, apply=_quick,
+            output_schema="k string, t long, v double",
+        )  # fmt: skip
+
+    place.input.add(quotes_of(5, 0))
+    query = place.start(queue())
+    try:
+        # A little work: a fifth of the limit.
+        wait(query, lambda: _interval_ms(query) == 6_000)
+        # A burst that does not fit into one micro-batch, and a little work again.
+        place.input.add(quotes_of(3_000, 10))
+        wait(query, lambda: len(place.sequence()) == 3_005)
+        place.input.add(quotes_of(5, 4_000))
+        wait(query, lambda: len(place.sequence()) == 3_010 and _interval_ms(query) == 6_000)
+        batches = penstock.metrics(query)
+        begin = time.monotonic()
+    finally:
+        query.stop()
+    assert time.monotonic() - begin < 2  # while it waits for the next trigger
+    assert [batch["interval_ms"] == 0 for batch in batches] == [
+        batch["waiting_keys"] > 0 for batch in batches
+    ]
+    assert [waits for waits, _ in groupby(batch["waiting_keys"] > 0 for batch in batches)] == [
+        False,
+        True,
+        False,
+    ]
+    pauses = [
+        (before["waiting_keys"] > 0, _start_ms(after) - _start_ms(before) - before["batch_ms"])
+        for before, after in pairwise(batches)
+    ]
+    assert all(ms < 3_000 for waits, ms in pauses if waits)
+    # A restart, with a trigger of the user and without.
+    place.input.add(quotes_of(5, 5_000))
+    query = place.start(queue(), processingTime="1 second")
+    try:
+        wait(query, lambda: len(place.sequence()) == 3_015 and len(penstock.metrics(query)) > 0)
+        assert penstock.metrics(query)[-1]["interval_ms"] == 6_000
+        assert _interval_ms(query) == 1_000
+    finally:
+        query.stop()
+    query = place.start(queue())
+    try:
+        wait(query, lambda: _interval_ms(query) == 6_000)
+    finally:
+        query.stop()
+    place.input.add(quotes_of(5, 6_000))
+    place.run_until_drained(queue())
+    assert len(place.sequence()) == 3_020
+    assert "trigger interval" not in caplog.text

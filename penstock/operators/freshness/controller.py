@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.operators.scheduling.staleness import Staleness
 
 __all__ = [
+    "LONGEST_INTERVAL",
     "ClassState",
     "ControllerState",
     "Decision",
@@ -64,13 +65,14 @@ learned only if the next measured cycle is surprisingly long as well. Until then
 rows as if the long cycle were the cost of its rows. A learned cycle is capped at this multiple of the
 expected or promised duration, so that it fades quickly."""
 _LEAST_CHANGE = 0.15
-"""A budget changes only by more than this share."""
+"""A budget, or a trigger interval, changes only by more than this share."""
 _INTERVAL = 0.5
 """A trigger interval is this share of a cycle that uses up the budget."""
-_LONGEST_INTERVAL = 0.2
+LONGEST_INTERVAL = 0.2
 """A trigger interval is at most this share of the tightest limit."""
-_PACED = 1.1
-"""A cycle of at most this multiple of the trigger interval is assumed to have waited for the trigger."""
+_PACED = (0.95, 1.1)
+"""A cycle between these multiples of the trigger interval is assumed to have waited for the trigger: the task
+starts a little earlier or later after each trigger."""
 _FIRST_ROWS = 1024
 _ROWS_GROWTH = 4.0
 """A micro-batch serves at most this multiple of what recent ones served: more rows may cost more each."""
@@ -321,7 +323,8 @@ def plan(
     dearest_us = rest_us = 0.0
     if state.started_us and cycle_us > 0:
         busy = state.left > 0 or (since_us is not None and since_us <= state.finished_us)
-        busy = busy and not state.interval_us <= cycle_us <= _PACED * state.interval_us
+        earliest_us, latest_us = (share * state.interval_us for share in _PACED)
+        busy = busy and not earliest_us <= cycle_us <= latest_us
         if busy:
             rest_us = float(started_us - state.finished_us)
         if busy or cycle_us < fit.expect(state.served):
@@ -410,12 +413,13 @@ def settle(
         allowed = (1.0 - contract.share) * time_us / (2.0 if one.broken else 1.0)
         classes.append(replace(one, late_us=late_us, time_us=time_us, broken=late_us > allowed))
     after = replace(state, fit=fit)
+    interval_us = int(min(_INTERVAL * after.cycle_us, LONGEST_INTERVAL * contract.tightest_us))
+    if abs(interval_us - state.interval_us) <= _LEAST_CHANGE * state.interval_us:
+        interval_us = state.interval_us
     return replace(
         after,
         classes=tuple(classes),
-        interval_us=0
-        if left
-        else int(min(_INTERVAL * after.cycle_us, _LONGEST_INTERVAL * contract.tightest_us)),
+        interval_us=0 if left else interval_us,
         reached=max(float(served), _ROWS_DECAY * state.reached),
         finished_us=finished_us,
         served=served,

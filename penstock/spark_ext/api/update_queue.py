@@ -229,7 +229,10 @@ def run_queue(
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     planned = plan_queue(df.schema, key, time, options, place, source, large=large)
     parcels = with_safe_names(df, declared=declared).mapInArrow(planned.packer, PARCELS)
-    return place.run(parcels, planned.operator, planned.output, planned.rows, waits=planned.waits)
+    return place.run(
+        parcels, planned.operator, planned.output, planned.rows, waits=planned.waits,
+        paces=options.contract is not None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

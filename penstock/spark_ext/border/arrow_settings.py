@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-__all__ = ["skip_size_of_each_row"]
+__all__ = ["rows_of_a_batch", "skip_size_of_each_row"]
 
 _MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_BOUND = str(2**31 - 1)
@@ -28,3 +28,8 @@ def skip_size_of_each_row(spark: SparkSession) -> None:
         except PySparkException as error:
             if not (error.getCondition() or "").startswith(_IN_DECLARATIVE_PIPELINE):
                 raise
+
+
+def rows_of_a_batch(spark: SparkSession) -> int:
+    """Return the number of rows that Spark buffers; 0 for no limit."""
+    return max(int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0), 0)

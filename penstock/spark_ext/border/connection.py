@@ -9,6 +9,7 @@ workers for operators alone  by an environment variable          none: they shar
 tasks of a stopped query     waited for                          not known here
 lookups of constant tables   by readers, if small                by Spark's join
 a query's trigger            its JVM object                      as its writer was told, in this process
+a trigger's interval         may change while the query runs      fixed at the start
 ===========================  ==================================  =========================================
 
 No other module uses the JVM, except the modules that start it (`penstock.jobs.session`) or choose its Python
@@ -74,6 +75,7 @@ __all__ = [
     "p_stream_options",
     "plan_of_writer",
     "session_of_writer",
+    "set_trigger_interval",
     "share",
     "uses_local_files",
     "writer_class",
@@ -413,3 +415,21 @@ def is_available_now(query: Any, writer: Any = None) -> bool:
     if hasattr(query, "_jsq"):
         return str(query._jsq.streamingQuery().trigger().toString()) == "AvailableNowTrigger"
     return writer is not None and bool(writer._write_proto.available_now)
+
+
+def set_trigger_interval(query: Any, interval_ms: int) -> None:
+    """Change the interval of a query's processing-time trigger while the query runs; 0 is at once.
+
+    Spark has no method for this. The executor of the trigger keeps the interval in a field, and reads the
+    field before and after each micro-batch, so an interval of 0 holds from the end of the running
+    micro-batch, and any other from the end of the next one.
+
+    Raises
+    ------
+    Py4JError
+        If the query's trigger has no interval, or this Spark keeps it elsewhere.
+    """
+    executor = query._jsq.streamingQuery().triggerExecutor()
+    field = executor.getClass().getDeclaredField("intervalMs")
+    field.setAccessible(True)
+    field.setLong(executor, interval_ms)

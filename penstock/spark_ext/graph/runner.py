@@ -31,6 +31,7 @@ from penstock.dataflow.nodes import Materialize, Node, Sink, Source, rebuild, to
 from penstock.dataflow.nodes.trigger import find_trigger_interval
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.register import register
+from penstock.spark_ext.border.connection import is_connect
 from penstock.spark_ext.border.types import check_same, spark_schema, stored_schema
 from penstock.spark_ext.graph.checks import check_runnable, holds_back
 from penstock.spark_ext.graph.frames import Frames, SinkInput
@@ -94,7 +95,7 @@ def start(
         The time between two retain markers, which make the input durable. By default as short as possible.
     checkpoint_interval : str or timedelta, optional
         The time between two checkpoint markers, which commit results. By default as short as possible; with a
-        freshness contract, an eighth of the contract's tightest limit.
+        freshness contract, as its controller chooses, or with Spark Connect an eighth of the tightest limit.
     available_now : bool
         Whether to end when the current input is processed. If true, the queries run one after the other.
     drain : bool
@@ -147,9 +148,11 @@ def start(
         state=directory.place("state"),
         max_rows=max_rows,
     )
+    if checkpoint_interval is None and is_connect(spark):
+        checkpoint_interval = find_trigger_interval(results)
     retain, commit = (
         {"availableNow": True} if available_now else _trigger(interval)
-        for interval in (retain_interval, checkpoint_interval or find_trigger_interval(results))
+        for interval in (retain_interval, checkpoint_interval)
     )
     stages: list[Stage] = []
     readings: dict[str, tuple[Reading, ...]] = {}

@@ -37,6 +37,7 @@ from penstock.spark_ext.border.connection import (
     writer_class,
 )
 from penstock.spark_ext.foreach_batch import note_function, tell_batches
+from penstock.spark_ext.pacing import follow
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
 from penstock.state_store.descriptions import missing_state_notes
 
@@ -46,6 +47,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _APPEND = "append"
 _OUTPUT_MODE, _QUERY_NAME, _CHECKPOINT = "outputmode", "queryname", "checkpointlocation"
+_TRIGGERS = {"processingtime", "once", "continuous", "availablenow"}
 _SETTINGS = "_penstock_settings"
 """The attribute of a writer that holds its settings, which Spark does not expose, by names in lower case."""
 _START = "_penstock_start"
@@ -80,7 +82,7 @@ def check_starts(spark: SparkSession) -> None:
     _checked.add(writers)
     for name in ("start", "toTable"):
         setattr(writers, name, _check_start(getattr(writers, name)))
-    for name in ("option", "options", "outputMode", "queryName"):
+    for name in ("option", "options", "outputMode", "queryName", "trigger"):
         setattr(writers, name, _note_settings(getattr(writers, name)))
     if is_connect(spark):
         writers.foreachBatch = note_function(writers.foreachBatch)
@@ -206,6 +208,8 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
             query = note_and_start(writer, arguments, options)
         except Py4JJavaError as error:  # an unknown sink, or a file system that refuses
             raise failure_of(error, "the query cannot start") from None
+        if _TRIGGERS.isdisjoint(settings):
+            follow(query, operators)
         try:
             if not has_id:
                 _log_notes(tasks, str(query.id), query.name or query.id)

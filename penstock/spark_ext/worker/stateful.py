@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import Accumulator, TaskContext
 from pyspark.errors import PySparkTypeError, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -25,13 +25,14 @@ from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import silent_field
 from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.spark_ext.api.metrics import OBSERVATION_PREFIX
-from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
+from penstock.spark_ext.border.arrow_settings import rows_of_a_batch, skip_size_of_each_row
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.connection import analyzed_plan, check_own_readers, own_workers_of
 from penstock.spark_ext.border.parcels import COORDINATOR, PARCELS, SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.foreach_batch import batch_of_setting
+from penstock.spark_ext.pacing import Interval, new_pace
 from penstock.spark_ext.sources.wake import add_wake
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.worker.python_workers import prepare_workers
@@ -128,6 +129,7 @@ class Stateful:
         rows: pa.Schema,
         *,
         waits: bool,
+        paces: bool = False,
         own_workers: bool = False,
         into: OperatorRows | None = None,
         route: str = "",
@@ -148,6 +150,8 @@ class Stateful:
             The output's Arrow schema.
         waits : bool
             Whether keys may be left for later triggers. If so, Spark triggers even without new input.
+        paces : bool
+            Whether the operator has a freshness contract, which chooses the trigger interval.
         own_workers : bool
             Whether the operator runs in separate workers, because its state is slow to reload. If workers
             also read rows, a bucket rarely gets the worker that holds its state, because Spark assigns idle
@@ -173,13 +177,11 @@ class Stateful:
             parcels = add_wake(parcels)
         if self.declared:
             parcels = parcels.to(PARCELS)
+        spark = parcels.sparkSession
+        planned = plan_task(spark, task, route)
+        pace = new_pace(spark, planned) if paces else None
         function = _BucketFunction(
-            plan_task(parcels.sparkSession, task, route),
-            task,
-            waits,
-            _rows_of_a_batch(parcels.sparkSession),
-            into,
-            coordinator is not None,
+            planned, task, waits, rows_of_a_batch(spark), into, coordinator is not None, pace
         )
         schema = _RESULT_SCHEMA if coordinator is None else _TARGETED_SCHEMA
         with own_workers_of(parcels.sparkSession, enabled=own_workers):
@@ -213,6 +215,7 @@ class _BucketFunction:
     batch_rows: int
     into: OperatorRows | None = None
     exports: bool = False
+    pace: Accumulator[Interval | None] | None = None
 
     def __post_init__(self) -> None:
         # Spark's plans and errors show a function by this name.
@@ -269,6 +272,8 @@ class _BucketFunction:
         state.update((pointer.version, pointer.file_id))
         if self.waits and metrics.waiting_keys:
             state.setTimeoutDuration(1)
+        if self.pace is not None:
+            self.pace.add(Interval(query_id, int(batch_id), round(metrics.interval_ms)))
         frames = result_frames(to_parcels(batches), self.batch_rows, json.dumps(metrics.to_json()))
         if not self.exports:
             yield from frames
@@ -328,11 +333,6 @@ def result_frames(
             held = 0
     if metrics is not None:
         yield pd.DataFrame({"payload": [None], "metrics": [metrics]}, dtype=object)
-
-
-def _rows_of_a_batch(spark: SparkSession) -> int:
-    """Return the number of rows that Spark buffers; 0 for no limit."""
-    return max(int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0), 0)
 
 
 def _is_name(name: object) -> bool:

@@ -160,8 +160,9 @@ class WindowPlan(ABC):
         operator = self.operator(columns, place)
         own = has_own_workers(self.layout)
         windows = place.run(
-            parcels, operator, schema, as_arrow_of_spark(schema), waits=waits, own_workers=own
-        )
+            parcels, operator, schema, as_arrow_of_spark(schema), waits=waits,
+            paces=self.options.contract is not None, own_workers=own,
+        )  # fmt: skip
         return windows.select(*self.compute_columns())
 
     def write_directly(

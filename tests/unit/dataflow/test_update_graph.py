@@ -289,7 +289,10 @@ def test_a_contract_sets_the_trigger_interval_and_is_explained() -> None:
     assert find_trigger_interval(queue.root) == "100 ms"
     assert holds_back(queue.root)
     assert "p95 fresh within gold 800 ms, other 4 s by IF(v > 3, 'gold', 'x')" in queue.plan().explain()
-    assert "on Spark every 100 ms, fixed while the query runs" in queue.plan().explain()
+    assert (
+        "at most 160 ms; with Spark Connect every 100 ms, fixed while the query runs"
+        in queue.plan().explain()
+    )
     assert "trigger" not in plain.update_queue("k", "t", name="q").plan().explain()
     with pytest.raises(InvalidUsageError, match="missing"):
         plain.update_queue("k", "t", freshness=contract | {"by": "missing"})
