@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import trigger_intervals
 from benchmarks.harness import run_contender
 from benchmarks.paper.s_store import spark_redis
 from tests.servers import PostgreSql
@@ -45,6 +46,16 @@ def test_the_benchmark_of_small_batches_measures_both_queries() -> None:
     rows = [line.split()[:2] for line in result.stdout.splitlines()]
     for row in (["spark", "addBatch"], ["penstock", "addBatch"], ["penstock", "commit"]):
         assert row in rows, result.stdout
+
+
+@pytest.mark.long
+def test_the_benchmark_of_trigger_intervals_measures_all_contenders() -> None:
+    command = [sys.executable, "-m", "benchmarks.trigger_intervals", "--quick"]
+    result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split()[:3] for line in result.stdout.splitlines()]
+    for contender in trigger_intervals.CONTENDERS:
+        assert ["2000", "0.1", contender] in rows, result.stdout
 
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")

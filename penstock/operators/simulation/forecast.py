@@ -199,7 +199,7 @@ def _run(
     if isinstance(limits, Budget) and limits.rows is not None:
         own = Budget(rows=max(limits.rows // cores, 1))
     end_us = int(arrived[-1])
-    ran = list(run_micro_batches(queues, rows, arrived, lambda _: engine, own, end_us=end_us))
+    ran = list(run_micro_batches(queues, rows, arrived, lambda _: engine, own, end_us=end_us, paced=True))
     late = [one for one in ran if one.started_us >= _WARM_UP * end_us] or ran[-1:]
     by_class, kept = {}, {}
     part_share = 0.0 if contract is None else contract.share

@@ -24,7 +24,7 @@ def intervals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def _merge(pace: Pace, *some: Interval | None) -> Interval | None:
-    merged = pace.zero(None)
+    merged: Interval | None = None
     for one in some:
         merged = pace.addInPlace(merged, one)
     return merged
