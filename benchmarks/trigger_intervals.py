@@ -80,6 +80,8 @@ def run_once(
             interval_ms = limit_ms // 8 if contender == "fixed" else 0
             writer = writer.trigger(processingTime=f"{interval_ms} milliseconds")
         query = writer.start()
+        while query.lastProgress is None:
+            query.awaitTermination(1)
         query.awaitTermination(round(WARM_UP_S))
         begin, first = time.time(), query.lastProgress.batchId
         query.awaitTermination(round(seconds))
