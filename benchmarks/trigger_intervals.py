@@ -19,6 +19,7 @@ micro-batch the median, and the share of the time and keys within the limit in t
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -38,13 +39,14 @@ from benchmarks.harness import (
     scratch,
     session,
 )
+from penstock.spark_ext.api.stopping import stop_between_batches
 
 RESULT = REPOSITORY / "benchmarks" / "results" / "trigger_intervals.txt"
 LIMITS_MS = (2_000, 500)
 LOADS = (0.1, 5)
 CONTENDERS = ("set", "fixed", "none")
 COST_S, BUCKETS, SYMBOLS = 0.002, 2, 300
-WARM_UP_S = 8.0
+WARM_UP_S = 5.0
 COLUMNS = ("java", "workers", "this", "batches", "p95, ms", "within")
 
 Figures = dict[str, list[float]]
@@ -87,7 +89,7 @@ def run_once(
         query.awaitTermination(round(seconds))
         end = time.time()
         batches = [one for one in penstock.metrics(query) if one["batch_id"] > first]
-        query.stop()
+        stop_between_batches(query, spark)
     for kind, spent in probe.between(begin, end).items():
         found[kind].append(60 * spent / (end - begin))
     found["batches"].append(60 * len(batches) / (end - begin))
@@ -108,6 +110,7 @@ def report(rounds: int, seconds: float) -> Iterator[str]:
             for limit_ms, load, contender in cases:
                 figures = found[limit_ms, load, contender]
                 run_once(contender, limit_ms, load, seconds, spark, probe, figures)
+                print(limit_ms, load, contender, dict(figures), file=sys.stderr, flush=True)
     yield f"{'limit, ms':>9} {'load':>5} {'trigger':>8}" + "".join(f"{column:>10}" for column in COLUMNS)
     for (limit_ms, load, contender), figures in found.items():
         cells = "".join(f"{median(figures[column]):10.3g}" for column in COLUMNS)
