@@ -1,6 +1,6 @@
 """The trigger interval that a contract's controller sets on Spark, against a fixed one and none.
 
-    python -m benchmarks.trigger_intervals [--rounds N] [--seconds N] [--quick]
+    python -m benchmarks.trigger_intervals [--rounds N] [--seconds N] [--limits MS ...] [--quick]
 
 An update queue of quotes of 300 symbols in 2 buckets, with the policy freshest and a contract, writes to the
 noop sink. A tuple takes 2 ms, in which the worker sleeps. At load 0.1, 100 quotes arrive a second, a tenth of
@@ -22,7 +22,7 @@ import argparse
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from benchmarks.harness import (
 from penstock.spark_ext.api.stopping import stop_between_batches
 
 RESULT = REPOSITORY / "benchmarks" / "results" / "trigger_intervals.txt"
-LIMITS_MS = (2_000, 500)
+LIMITS_MS = (10_000, 2_000, 500)
 LOADS = (0.1, 5)
 CONTENDERS = ("set", "fixed", "none")
 COST_S, BUCKETS, SYMBOLS = 0.002, 2, 300
@@ -97,15 +97,18 @@ def run_once(
     found["within"].append(batches[-1]["classes"]["all"]["within"])
 
 
-def report(rounds: int, seconds: float) -> Iterator[str]:
+def report(rounds: int, seconds: float, limits: Sequence[int], loads: Sequence[float]) -> Iterator[str]:
     """Yield the lines of the report."""
-    yield from report_head(f"python -m benchmarks.trigger_intervals --rounds {rounds} --seconds {seconds:g}")
+    yield from report_head(
+        f"python -m benchmarks.trigger_intervals --rounds {rounds} --seconds {seconds:g} "
+        f"--limits {' '.join(map(str, limits))} --loads {' '.join(f'{load:g}' for load in loads)}"
+    )
     spark = session(**{"spark.sql.streaming.numRecentProgressUpdates": "1000"})
     penstock.register(spark)
-    cases = [(limit, load, one) for limit in LIMITS_MS for load in LOADS for one in CONTENDERS]
+    cases = [(limit, load, one) for limit in limits for load in loads for one in CONTENDERS]
     found: dict[tuple[int, float, str], Figures] = {case: defaultdict(list) for case in cases}
     with ProcessorProbe() as probe:
-        run_once("none", LIMITS_MS[0], LOADS[0], seconds, spark, probe, defaultdict(list))  # warms all up
+        run_once("none", limits[0], loads[0], seconds, spark, probe, defaultdict(list))  # warms all up
         for _ in range(rounds):
             for limit_ms, load, contender in cases:
                 figures = found[limit_ms, load, contender]
@@ -125,13 +128,15 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--limits", type=int, nargs="+", default=LIMITS_MS, help="in ms")
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
     parser.add_argument("--quick", action="store_true", help="short runs: does it run?")
     options = parser.parse_args()
     if options.quick:
-        for line in report(1, 4):
+        for line in report(1, 4, LIMITS_MS[:1], LOADS[:1]):
             print(line)
         return
-    print_and_save(report(options.rounds, options.seconds), RESULT)
+    print_and_save(report(options.rounds, options.seconds, options.limits, options.loads), RESULT)
 
 
 if __name__ == "__main__":
