@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from json import JSONDecodeError
 from pathlib import Path
 from typing import cast
 
@@ -239,7 +240,7 @@ def _follow_graph(
                 reader = _BatchReader(query)
                 batches += reader.new()
             followed = len(starts)
-        except (PenstockError, PySparkException, Py4JError, ConnectionError) as error:
+        except (PenstockError, PySparkException, Py4JError, ConnectionError, JSONDecodeError) as error:
             # A signal to all processes, such as systemd's, ends the JVM, too.
             if signals.received is None or not is_without_answer(error.__cause__ or error):
                 raise error from None  # the error's text names the cause

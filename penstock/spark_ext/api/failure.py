@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from json import JSONDecodeError
 from typing import Any
 
 from pyspark.errors import AnalysisException, IllegalArgumentException
@@ -80,9 +81,10 @@ def _python_error(text: str) -> str | None:
 
 def is_without_answer(error: BaseException) -> bool:
     """Return whether an error means that Spark's driver did not answer, usually because it has ended."""
-    # If the connection breaks during a call, Py4J reports only that the call failed.
+    # If the connection breaks during a call, Py4J reports only that the call failed. If it breaks during an
+    # answer, PySpark gets the first part of a JSON text.
     return (
-        isinstance(error, ConnectionError | Py4JNetworkError)
+        isinstance(error, ConnectionError | Py4JNetworkError | JSONDecodeError)
         or type(error) is Py4JError
         or is_lost_server(error)
     )

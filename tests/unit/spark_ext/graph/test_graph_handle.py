@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from json import JSONDecodeError
 from typing import Any, cast
 
 import pytest
@@ -63,7 +64,13 @@ def test_a_notebook_shows_the_queries_and_the_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("no"), Py4JError("o1.x")]
+    "error",
+    [
+        ConnectionRefusedError(111, "Connection refused"),
+        Py4JNetworkError("no"),
+        Py4JError("o1.x"),
+        JSONDecodeError("Unterminated string", '{"id', 1),
+    ],
 )
 def test_a_driver_that_ends_fails_the_graph(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     spark = _Spark()
