@@ -422,6 +422,7 @@ def test_a_record_that_cannot_be_read_ends_a_pipeline_that_says_so(
     with pytest.raises(PenstockError, match="a record cannot be read") as failed:
         run_to_end(run, spark=spark)
     assert "nonsense" not in str(failed.value)
+    assert "source=source file=file:" in str(failed.value) and "/in/1.json. Hint:" in str(failed.value)
 
 
 def test_state_keeps_the_name_of_its_query(spark: SparkSession, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from penstock.operators.update_stream.operator_options import (
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.workflow import Workflow
 from penstock.sql.expression import Expression, column, did_you_mean, split_alias
+from penstock.sql.tree import Tree
 
 __all__ = ["Graph", "GraphName", "graph"]
 
@@ -85,6 +86,14 @@ def graph(name: str) -> GraphName:
     if not name:
         raise InvalidUsageError("a graph needs a name")
     return GraphName(name)
+
+
+def _is_no_condition(tree: Tree) -> bool:
+    """Return whether an expression is never a condition, whatever the types of its columns are."""
+    tree = tree.unnest()
+    if tree.kind == "cast":
+        return str(tree.value[1]).upper() != "BOOLEAN"
+    return tree.kind in ("binary", "unary", "number", "string", "interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +192,12 @@ class Graph(Windows, Streams):
         label = self._open("where", name)
         condition = self._expression(predicate, label)
         kind = expression_type(condition, self.schema)
-        if kind != UNKNOWN and not pa.types.is_boolean(kind):
+        if not pa.types.is_boolean(kind) and (kind != UNKNOWN or _is_no_condition(condition.tree)):
+            known = {} if kind == UNKNOWN else {"type": kind}
             raise InvalidUsageError(
                 "the filter is not a condition, which is true or false",
                 filter=predicate,
-                type=kind,
+                **known,
                 hint="write a comparison, such as price > 0",
                 node=label,
             )

@@ -79,7 +79,7 @@ def infer(node: Node, expression: Expression, schema: pa.Schema) -> pa.DataType:
         If the expression uses a missing column or an aggregate.
     """
     if expression.aggregate:
-        raise node.wrong("an aggregate is allowed only in agg", expression=expression.text)
+        raise node.wrong("only windows have aggregates", expression=expression.text)
     for name in expression.columns:
         find_column(node, name, schema, expression)
     return expression_type(expression, schema)

@@ -185,7 +185,7 @@ def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
             facts = {"value": text, "file": sf.col("_metadata.file_path"), "reason": reason}
             to = resolve(spark, source.reject_to)
             rows = reject_bad_records(rows, place, source.on_error, to, facts)
-        return count_bad_records(rows, place, source.on_error)
+        return count_bad_records(rows, place, source.on_error, sf.col("_metadata.file_path"))
     if source.columns is not None:
         reader = reader.schema(source.columns)
     elif source.format != "text":

@@ -39,7 +39,9 @@ _MIN_FILE_TASKS: Final = "32"
 """Spark cuts files into at least this many parts, of 4 MiB or more."""
 
 
-def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFrame:
+def count_bad_records(
+    rows: DataFrame, place: str, on_error: OnError, file: Column | None = None
+) -> DataFrame:
     """Return a source's rows without the column `BAD_RECORD`, and count the bad records.
 
     Parameters
@@ -50,17 +52,18 @@ def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFra
         The source's name in the pipeline. Spark observes the count under this name.
     on_error : {"keep", "skip", "fail"}
         The treatment of bad records.
+    file : Column, optional
+        The file of a record, which the error of ``"fail"`` names.
     """
     is_bad = sf.col(BAD_RECORD).isNotNull()
     rows = rows.observe(BAD_RECORDS_PREFIX + place, sf.count_if(is_bad).alias("records"))
     if on_error == "skip":
         rows = rows.where(~is_bad)
     elif on_error == "fail":
-        rows = rows.where(
-            sf.when(
-                is_bad, sf.raise_error(sf.lit(f"{REFUSAL}. Hint: {REFUSAL_HINT}")).cast("boolean")
-            ).otherwise(True)
-        )
+        fact = sf.lit(f"{REFUSAL}: source={place}")
+        fact = fact if file is None else sf.concat(fact, sf.lit(" file="), file)
+        refusal = sf.raise_error(sf.concat(fact, sf.lit(f". Hint: {REFUSAL_HINT}")))
+        rows = rows.where(sf.when(is_bad, refusal.cast("boolean")).otherwise(True))
     return rows.drop(BAD_RECORD)
 
 
