@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tests.crash.contract_job import LIMIT_S
-from tests.crash.contract_soak import CLEAR, Oracle, Tick, count_false_alarms, find_breaches
+from tests.crash.pipelines.contract_job import LIMIT_S
+from tests.crash.pipelines.contract_soak import CLEAR, Oracle, Tick, count_false_alarms, find_breaches
 
 STEP_S = 0.25
 
