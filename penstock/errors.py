@@ -57,9 +57,12 @@ class PenstockError(Exception):
     while_running : bool
         Whether a run that had begun raised the error, for example because of its data. Then the exit code of
         a command is 1, even if the class is `InvalidUsageError`.
+    names_section : bool
+        Whether the text begins with the section of a pipeline that the error is about.
     """
 
     while_running = False
+    names_section = False
 
     def __init__(self, fact: str, *, hint: str | None = None, **context: Any) -> None:
         self.fact = fact

@@ -169,7 +169,11 @@ def test_available_now_without_any_row_is_refused(now: list[int]) -> None:
     [
         (
             {"rowz": "3"},
-            "the market source has no option 'rowz'. Hint: the options are rowsPerSecond, symbols, "
+            "the market source has no option 'rowz'. Hint: did you mean 'rows'?",
+        ),
+        (
+            {"unlike": "3"},
+            "the market source has no option 'unlike'. Hint: the options are rowsPerSecond, symbols, "
             "skew, seed, "
             "numPartitions, startTime, maxRowsPerTrigger, rows, realTime.",
         ),

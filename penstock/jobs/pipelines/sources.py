@@ -38,12 +38,12 @@ from penstock.spark_ext.kafka.decode import decode_kafka
 from penstock.spark_ext.sources.rejected import WRONG_CSV
 
 __all__ = [
-    "SectionError",
     "kafka_records",
     "read_sources",
     "read_tables",
     "resolve",
     "section",
+    "section_error",
     "spark_options",
 ]
 
@@ -80,8 +80,11 @@ def read_tables(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]
     return tables
 
 
-class SectionError(InvalidUsageError):
-    """An error that names the section it is about."""
+def section_error(fact: str, *, hint: str | None = None, **context: Any) -> InvalidUsageError:
+    """Return an error whose text begins with the section that it is about."""
+    error = InvalidUsageError(fact, hint=hint, **context)
+    error.names_section = True
+    return error
 
 
 @contextmanager
@@ -90,37 +93,37 @@ def section(name: str) -> Iterator[None]:
 
     Raises
     ------
-    SectionError
+    InvalidUsageError
         If Spark or Penstock refuses the section.
     UnavailableError
         If a Python worker of Spark did not start in time.
     """
     try:
         yield
-    except SectionError:
-        raise
     except InvalidUsageError as error:
+        if error.names_section:
+            raise
         if _lacks_kafka(str(error)):
             raise _no_connector(name) from error
         fact = error.fact.removeprefix(f"{name}: ")
-        raise SectionError(f"{name}: {fact}", hint=error.hint, **error.context) from error
+        raise section_error(f"{name}: {fact}", hint=error.hint, **error.context) from None
     except (AnalysisException, IllegalArgumentException, ParseException) as error:
         text = str(error)
         if is_late_worker(error):
             raise failure_of(error, name) from error
         if "PYTHON_DATA_SOURCE_ERROR" in text:
-            raise SectionError(f"{name}: {root_cause(error).removesuffix('.')}") from error
+            raise section_error(f"{name}: {root_cause(error).removesuffix('.')}") from error
         if _lacks_kafka(text):
             raise _no_connector(name) from error
-        raise SectionError(f"{name}: {spark_message(error)}") from error
+        raise section_error(f"{name}: {spark_message(error)}") from error
 
 
 def _lacks_kafka(text: str) -> bool:
     return "kafka" in text and "Failed to find" in text
 
 
-def _no_connector(name: str) -> SectionError:
-    return SectionError(
+def _no_connector(name: str) -> InvalidUsageError:
+    return section_error(
         f"{name}: Spark's connector for Kafka is not there",
         hint="set query.spark.spark.jars.packages to "
         f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}, "

@@ -23,7 +23,7 @@ from penstock.jobs.pipelines.graph import OTHER, Binding, graph_of
 from penstock.jobs.pipelines.late_decoding import decode_results, read_encoded
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.jobs.pipelines.sinks import sink_writer
-from penstock.jobs.pipelines.sources import SectionError, read_sources, read_tables, resolve, section
+from penstock.jobs.pipelines.sources import read_sources, read_tables, resolve, section, section_error
 from penstock.spark_ext.api.failure import failure_of
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.connection import Py4JJavaError, is_connect
@@ -130,7 +130,7 @@ def _sections_of_nodes(pipeline: Pipeline) -> Iterator[None]:
             name = f"union.inputs.{name}"
         elif pipeline.join is not None and stream == OTHER:
             name = f"join.{name}"
-        raise SectionError(f"{name}: {error.fact}", hint=error.hint, **context) from error
+        raise section_error(f"{name}: {error.fact}", hint=error.hint, **context) from None
 
 
 def _checkpoint(pipeline: Pipeline) -> str:

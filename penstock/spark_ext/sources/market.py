@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,9 +69,12 @@ class _Options:
         texts = {name.lower(): text for name, text in dict(options).items()}
         unknown = sorted(texts.keys() - _NAMES.keys() - {"path"})
         if unknown:
+            near = difflib.get_close_matches(unknown[0], _NAMES, n=1)
             raise InvalidUsageError(
                 f"the market source has no option {', '.join(map(repr, unknown))}",
-                hint=f"the options are {', '.join(_NAMES.values())}",
+                hint=f"did you mean {_NAMES[near[0]]!r}?"
+                if near
+                else f"the options are {', '.join(_NAMES.values())}",
             )
         parsed = cls(
             rate=_whole(texts, "rowsPerSecond", 10_000, least=1),
