@@ -53,6 +53,8 @@ class MicroBatch:
         The metrics of buckets, as they run.
     bad_records : int
         The records that could not be read, as they are read.
+    on_served : callable
+        Called with the metrics of each bucket, before the sink gets its results.
     """
 
     number: int
@@ -66,6 +68,7 @@ class MicroBatch:
     clocks: Mapping[int, Clock] = field(default_factory=dict)
     metrics: list[BatchMetrics] = field(default_factory=list)
     bad_records: int = 0
+    on_served: Callable[[BatchMetrics], None] = lambda metrics: None
 
 
 Rows: TypeAlias = Callable[[MicroBatch], Iterator[pa.RecordBatch]]
@@ -170,6 +173,7 @@ class LocalOperator:
             )
             self._open.append((label, served, self._publisher.submit(served.publish)))
             batch.metrics.append(served.metrics)
+            batch.on_served(served.metrics)
             results, served.batches = served.batches, []
             if self._publishes_first:
                 self.finish()

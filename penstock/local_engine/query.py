@@ -8,7 +8,8 @@ step 1 the same rows run again, from the same state, and the sink recognizes the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock._clock import Clock, monotonic_s, new_id, now_us
@@ -19,6 +20,7 @@ from penstock.local_engine.operators import LocalOperator, MicroBatch, Rows
 from penstock.local_engine.outputs import Output
 from penstock.local_engine.query_log import Offset, QueryLog
 from penstock.operators.freshness.overdue import OverdueTimers
+from penstock.operators.freshness.standing import Standing
 from penstock.operators.scheduling.metrics import BatchMetrics
 
 __all__ = ["LocalBatch", "LocalQuery"]
@@ -147,8 +149,11 @@ class LocalQuery:
         begin = monotonic_s()
         number = self.log.committed + 1
         starts = self._ends
+        age_s = 0.0
         if self.log.planned >= number:
             ends = self._offsets(number)
+            # The rows of a micro-batch that a restart repeats arrived before its plan.
+            age_s = self.log.age_s(number)
         else:
             ends = [source.find_end(start) for source, start in zip(self._inputs, starts, strict=True)]
         is_new = any(
@@ -160,11 +165,12 @@ class LocalQuery:
             self.log.plan(number, ends)
         failpoint("local.after_plan")
         batch = MicroBatch(
-            number, self.log.id, self.name, self._run, starts, ends, self._clock, wakes=self._wakes
-        )
+            number, self.log.id, self.name, self._run, starts, ends, self._clock, wakes=self._wakes,
+            on_served=self._expect_overdue(),
+        )  # fmt: skip
         operator = self.operator
         try:
-            self.overdue.begin({} if operator is None else operator.promised_s)
+            self.overdue.begin({} if operator is None else operator.promised_s, age_s)
             self.output.write(self._rows(batch), self.log.id, number)
             failpoint("local.after_write")
             if operator is None:
@@ -195,3 +201,20 @@ class LocalQuery:
             self.name, self.log.id, name, number, is_new, duration_ms, metrics, batch.bad_records
         )
         return True
+
+    def _expect_overdue(self) -> Callable[[BatchMetrics], None]:
+        """Return a function that tells `overdue` when the promises of the buckets served so far break.
+
+        Promises are left out that the last micro-batch has reported as broken.
+        """
+        last = {} if self.newest is None else self.newest.metrics.freshness
+        known: dict[str, Standing] = {}
+
+        def expect(metrics: BatchMetrics) -> None:
+            for name, one in metrics.freshness.items():
+                known[name] = Standing.merge([known[name], one]) if name in known else one
+                breaks_s = (known[name].breaks_us - self._clock()) / 1e6
+                if breaks_s < math.inf and (name not in last or last[name].is_kept):
+                    self.overdue.expect(name, breaks_s)
+
+        return expect

@@ -158,6 +158,11 @@ class QueryLog:
         """Return the sources' offsets at the end of a planned micro-batch; None if nothing was read yet."""
         return read_plan(self.path, batch)[1]
 
+    def age_s(self, batch: int) -> float:
+        """Return the time since a micro-batch was planned; 0 if its plan does not say when."""
+        planned_ms = read_plan(self.path, batch)[0]
+        return (now_us() / 1000 - planned_ms) / 1000 if planned_ms else 0.0
+
     def plan(self, batch: int, offsets: Iterable[Offset | None]) -> None:
         """Write the plan of a micro-batch, before it reads."""
         settings = _SETTINGS | {"spark.sql.shuffle.partitions": str(self.partitions)}

@@ -159,6 +159,18 @@ class GraphDirectory:
         rows = self.batch_rows(query, progress.committed) if progress.committed >= 0 else {}
         return replace(progress, rows=rows)
 
+    def interrupted_ms(self, query: str) -> int | None:
+        """Return the time of the plan of a micro-batch that is not committed; None if it is unknown."""
+        progress = read_progress(self.files.child("queries").child(query))
+        if progress.planned <= progress.committed:
+            return None
+        log = self.files.child("queries").child(query).child("offsets")
+        try:
+            facts = bytes(log.read(str(progress.planned))).split(b"\n")[1]
+            return int(json.loads(facts)["batchTimestampMs"])
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            return None  # Spark refuses a damaged plan with an error of its own
+
     def batch_rows(self, query: str, batch: int) -> dict[str, int]:
         """Return the end row of a micro-batch in each p-stream, by identity.
 

@@ -1,15 +1,18 @@
-"""The trigger intervals of freshness contracts."""
+"""The trigger intervals of freshness contracts, and their promises."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.dataflow.nodes.base import Node, topological
 from penstock.dataflow.nodes.stateful import UpdateQueue, UpdateUnion
+from penstock.dataflow.nodes.stateless import Materialize
 from penstock.dataflow.nodes.window import Window
+from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.freshness.controller import LONGEST_INTERVAL
 
-__all__ = ["find_longest_interval", "find_trigger_interval"]
+__all__ = ["find_longest_interval", "find_promises", "find_trigger_interval"]
 
 _CYCLES_PER_LIMIT: Final = 8
 """Number of fixed trigger intervals in the tightest limit of a freshness contract."""
@@ -31,10 +34,23 @@ def find_longest_interval(results: Node) -> str | None:
 
 def _as_text(results: Node, share: float) -> str | None:
     """Return a share of the tightest limit."""
-    contracts = [
-        node.options.contract
-        for node in topological(results)
-        if isinstance(node, UpdateQueue | UpdateUnion | Window)
-    ]
-    limits_us = [contract.tightest_us for contract in contracts if contract is not None]
+    limits_us = [contract.tightest_us for contract in _find_contracts(topological(results))]
     return f"{max(int(share * min(limits_us)) // 1000, 1)} ms" if limits_us else None
+
+
+def find_promises(results: Node) -> dict[str, float]:
+    """Return the promised staleness by class, in seconds, of operators after the last p-streams."""
+    own: list[Node] = []
+    stack = [results]
+    while stack:
+        node = stack.pop()
+        own.append(node)
+        stack += [above for above in node.inputs if not isinstance(above, Materialize)]
+    return {one.name: one.limit_us / 1e6 for contract in _find_contracts(own) for one in contract.promises}
+
+
+def _find_contracts(nodes: Iterable[Node]) -> list[FreshnessContract]:
+    contracts = [
+        node.options.contract for node in nodes if isinstance(node, UpdateQueue | UpdateUnion | Window)
+    ]
+    return [contract for contract in contracts if contract is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from json import JSONDecodeError
@@ -16,6 +16,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from penstock._clock import now_us
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.errors import InternalError, InvalidUsageError, PenstockError
@@ -82,29 +83,55 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
 
 
 class _BatchReader:
-    """Reads each batch of a query once; warns if a running batch takes longer than its contract allows."""
+    """Reads each batch of a query once; warns if a running batch takes longer than its contract allows.
 
-    def __init__(self, query: StreamingQuery) -> None:
+    Parameters
+    ----------
+    query : StreamingQuery
+        The query.
+    promised_s : mapping of str to float
+        The promised seconds by class, as far as they are known before the first batch.
+    interrupted_ms : int, optional
+        When the first batch was planned, if an earlier start did not finish it.
+    """
+
+    def __init__(
+        self,
+        query: StreamingQuery,
+        promised_s: Mapping[str, float] | None = None,
+        interrupted_ms: int | None = None,
+    ) -> None:
         self._query, self._progress = query, ProgressReader(query)
         self._overdue = OverdueTimers(query.name or str(query.id))
-        self._promised_s: dict[str, float] = {}
+        self._promised_s = _not_too_short(promised_s or {})
+        self._interrupted_ms = interrupted_ms
 
     def new(self) -> list[Batch]:
         """Return the batches that ended since the last call, in order."""
         reports = self._progress.new()
         if reports:
-            self._promised_s = {
-                name: max(one["promised_ms"] / 1000, _LEAST_OVERDUE_S)
-                for served in batch_metrics(reports[-1])
-                for name, one in served.get("classes", {}).items()
-            }
+            self._interrupted_ms = None
+            self._promised_s = _not_too_short(
+                {
+                    name: one["promised_ms"] / 1000
+                    for served in batch_metrics(reports[-1])
+                    for name, one in served.get("classes", {}).items()
+                }
+            )
         status = self._query.status if self._promised_s and self._query.isActive else {}
-        runs = status.get("isTriggerActive") and status.get("isDataAvailable")
+        # The batch that an earlier start did not finish is late even before it runs again.
+        again = bool(status) and self._interrupted_ms is not None
+        runs = again or (status.get("isTriggerActive") and status.get("isDataAvailable"))
         if reports or not runs:
             self._overdue.end()
         if runs and not self._overdue.active:
-            self._overdue.begin(self._promised_s)
+            since_us = 1000 * self._interrupted_ms if self._interrupted_ms is not None else now_us()
+            self._overdue.begin(self._promised_s, (now_us() - since_us) / 1e6)
         return [_batch(report) for report in reports]
+
+
+def _not_too_short(promised_s: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(limit_s, _LEAST_OVERDUE_S) for name, limit_s in promised_s.items()}
 
 
 def _batch(progress: StreamingQueryProgress) -> Batch:
@@ -237,7 +264,8 @@ def _follow_graph(
             starts = running.starts(RESULTS)
             batches += [] if reader is None else reader.new()
             for query in starts[followed:]:  # the earlier ones have ended
-                reader = _BatchReader(query)
+                interrupted_ms = None if followed else running.interrupted_ms
+                reader = _BatchReader(query, running.promised_s, interrupted_ms)
                 batches += reader.new()
             followed = len(starts)
         except (PenstockError, PySparkException, Py4JError, ConnectionError, JSONDecodeError) as error:

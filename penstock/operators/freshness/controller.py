@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpointing.fields import Fields
-from penstock.operators.freshness.contract import FreshnessContract
+from penstock.operators.freshness.contract import FreshnessContract, Promise
 
 if TYPE_CHECKING:
     from penstock.operators.scheduling.staleness import Staleness
@@ -43,6 +43,7 @@ __all__ = [
     "Decision",
     "Fit",
     "allowed_budgets",
+    "fade",
     "greatest_work",
     "plan",
     "settle",
@@ -374,6 +375,12 @@ def plan(
     return now, Decision(rows, max(int(2 * budget_us), 1), tuple(urgent), tuple(needs))
 
 
+def fade(promise: Promise, state: ControllerState, finished_us: int) -> float:
+    """Return the weight of what was measured before a micro-batch, once this micro-batch has ended."""
+    passed_us = finished_us - state.finished_us if state.finished_us else 0
+    return math.exp(-max(passed_us, 0) / max(_WINDOW_US, 2.0 * promise.limit_us))
+
+
 def settle(
     contract: FreshnessContract,
     state: ControllerState,
@@ -402,12 +409,11 @@ def settle(
         known = fit.row_us or sample
         row_us = known + _LEARNING * (min(sample, _LONGEST_JUMP * known) - known)
         fit = replace(fit, row_us=max(row_us, 1e-3))
-    passed_us = finished_us - state.finished_us if state.finished_us else 0
     # As long as in the last cycle, of which a fit learns only a part.
     known_us = state.rest_us * min(served / max(state.served, 1), 1.0)
     rest_us = max(known_us, fit.expect(served) - (finished_us - state.started_us), fit.fixed_us)
     for promise, one, part in zip(contract.promises, state.classes, staleness, strict=True):
-        faded = math.exp(-max(passed_us, 0) / max(_WINDOW_US, 2.0 * promise.limit_us))
+        faded = fade(promise, state, finished_us)
         late_us = one.late_us * faded + part.time_above(max(promise.limit_us - rest_us, 0.0))
         time_us = one.time_us * faded + part.key_time
         allowed = (1.0 - contract.share) * time_us / (2.0 if one.broken else 1.0)

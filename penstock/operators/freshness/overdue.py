@@ -2,7 +2,8 @@
 
 Metrics come at the end of a micro-batch, which is too late if a sink hangs. The rows that a micro-batch
 serves arrived before it started. So once a micro-batch has run for longer than the limit of a class, all its
-results of this class are late.
+results of this class are late. Once the operator has run, its measurements show whether the promise breaks
+sooner.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from penstock._clock import monotonic_s
 
 __all__ = ["Overdue", "OverdueTimers", "log_overdue"]
 
@@ -28,7 +31,7 @@ class Overdue:
     name : str
         The class of keys.
     promised_s : float
-        The promised staleness. The micro-batch has already run for this long.
+        The promised staleness.
     """
 
     query: str
@@ -58,27 +61,54 @@ class OverdueTimers:
     def __init__(self, query: str, report: Callable[[Overdue], None] = log_overdue) -> None:
         self.report = report
         self._query = query
-        self._timers: list[threading.Timer] = []
+        self._promised_s: Mapping[str, float] = {}
+        self._told: set[str] = set()
+        self._telling = threading.Lock()
+        self._timers: dict[str, tuple[float, threading.Timer]] = {}
 
     @property
     def active(self) -> bool:
         """Whether a micro-batch runs."""
         return bool(self._timers)
 
-    def begin(self, limits: Mapping[str, float]) -> None:
-        """Start the timers of a micro-batch that starts now, given the promised seconds of each class."""
+    def begin(self, limits: Mapping[str, float], age_s: float = 0.0) -> None:
+        """Start the timers of a micro-batch.
+
+        Parameters
+        ----------
+        limits : mapping of str to float
+            The promised seconds of each class.
+        age_s : float
+            The time since the micro-batch has read its rows.
+        """
         self.end()
+        self._promised_s, self._told = limits, set()
         for name, promised_s in limits.items():
-            timer = threading.Timer(promised_s, self._fire, (Overdue(self._query, name, promised_s),))
-            timer.daemon = True
-            timer.start()
-            self._timers.append(timer)
+            self._start(name, max(promised_s - age_s, 0.0))
+
+    def expect(self, name: str, in_s: float) -> None:
+        """Report a class of the running micro-batch in some seconds, unless it is reported before."""
+        due_s, timer = self._timers[name]
+        if monotonic_s() + in_s < due_s:
+            timer.cancel()
+            self._start(name, max(in_s, 0.0))
 
     def end(self) -> None:
         """Cancel the timers: the micro-batch has ended."""
-        for timer in self._timers:
+        for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
-    def _fire(self, overdue: Overdue) -> None:
+    def _start(self, name: str, in_s: float) -> None:
+        overdue = Overdue(self._query, name, self._promised_s[name])
+        timer = threading.Timer(in_s, self._fire, (overdue, self._told))
+        timer.daemon = True
+        self._timers[name] = monotonic_s() + in_s, timer
+        timer.start()
+
+    def _fire(self, overdue: Overdue, told: set[str]) -> None:
+        with self._telling:  # a timer that `expect` has replaced may just fire as well
+            if overdue.name in told:
+                return
+            told.add(overdue.name)
         self.report(overdue)

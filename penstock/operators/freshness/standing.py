@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +34,10 @@ class Standing:
         fixed cost of a micro-batch alone is too long.
     fixed_us : float
         The fixed cost of a micro-batch.
+    earlier_us : float
+        The part of `late_us` that earlier micro-batches left.
+    settled_us : int
+        The end of the operator's work, up to which `staleness` is measured.
     """
 
     limit_us: int
@@ -41,11 +47,27 @@ class Standing:
     time_us: float
     needs: float | None
     fixed_us: float
+    earlier_us: float = 0.0
+    settled_us: int = 0
 
     @property
     def is_kept(self) -> bool:
         """Whether the promise holds."""
         return self.late_us <= (1.0 - self.share) * self.time_us
+
+    @property
+    def breaks_us(self) -> float:
+        """The time at which the promise breaks unless the micro-batch is committed before; may be infinite.
+
+        Until the commit, the staleness of all keys grows as fast as time. So if the commit comes x after the
+        operator's end, the time for which keys were staler than the limit is at least the time for which
+        they were staler than the limit less x.
+        """
+        spare_us = (1.0 - self.share) * self.time_us - self.earlier_us
+        if spare_us <= 0.0:
+            return self.settled_us
+        exceeded_us = self.staleness.exceeded_us(spare_us)
+        return math.inf if exceeded_us < 0 else self.settled_us + max(self.limit_us - exceeded_us, 0.0)
 
     def advise(self) -> str:
         """Return advice on how to keep the promise; empty if the promise can hold."""
@@ -72,13 +94,8 @@ class Standing:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values, for `from_json`."""
-        fields = {name: getattr(self, name) for name in ("limit_us", "share", "late_us", "time_us")}
-        return {
-            **fields,
-            "needs": self.needs,
-            "fixed_us": self.fixed_us,
-            "staleness": self.staleness.to_json(),
-        }
+        fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return {**fields, "staleness": self.staleness.to_json()}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Standing:
@@ -98,4 +115,6 @@ class Standing:
             sum(part.time_us for part in parts),
             None if None in needs else max(need for need in needs if need is not None),
             max(part.fixed_us for part in parts),
+            sum(part.earlier_us for part in parts),
+            min(part.settled_us for part in parts),
         )

@@ -143,6 +143,13 @@ class Staleness:
         values, cumulative = self._distribution()
         return float(cumulative[-1] - np.interp(limit_us, values, cumulative))
 
+    def exceeded_us(self, key_time: float) -> float:
+        """Return the staleness that is exceeded for a time x keys; all in µs. Negative if no staleness is."""
+        values, cumulative = self._distribution()
+        if key_time > cumulative[-1] - cumulative[0]:
+            return -1.0
+        return float(np.interp(cumulative[-1] - key_time, cumulative, values))
+
     def summary(self) -> dict[str, float]:
         """Return average, median, 95th percentile and maximum in ms."""
         return {

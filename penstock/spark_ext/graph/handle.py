@@ -20,6 +20,7 @@ from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.facts import Markers, StreamFacts, facts_of
 from penstock.dataflow import PhysicalPlan, explain
 from penstock.dataflow.draw import draw_html
+from penstock.dataflow.nodes.trigger import find_promises
 from penstock.errors import PenstockError
 from penstock.monitoring.table import MetricsList, html_table
 from penstock.spark_ext.api.failure import failure_of, is_without_answer
@@ -92,6 +93,10 @@ class RunningGraph:
         The columns of the results.
     checkpoint : str
         The graph's directory.
+    promised_s : dict of str to float
+        The staleness in seconds that freshness contracts of the results' query promise, by class.
+    interrupted_ms : int or None
+        With a promise: when the results' micro-batch was planned that the last start did not finish.
     """
 
     def __init__(
@@ -110,6 +115,8 @@ class RunningGraph:
         self.plan = plan
         self.schema = schema
         self.checkpoint = directory.location
+        self.promised_s = find_promises(plan.root)
+        self.interrupted_ms = directory.interrupted_ms(RESULTS) if self.promised_s else None
         self._spark = spark
         self._directory = directory
         self._recovery = recovery

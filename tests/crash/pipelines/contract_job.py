@@ -1,107 +1,78 @@
 """A process that serves an update queue under a freshness contract into a slow table; see `contract_soak`.
 
-Usage: ``python -m tests.crash.pipelines.contract_job DIRECTORY``. It prints a line of JSON for each
-micro-batch: what it delivered, and whether the promise holds. It also prints a line when a running
-micro-batch is overdue. SIGTERM stops it once nothing waits.
+Usage: ``python -m tests.crash.pipelines.contract_job DIRECTORY ENGINE``. It prints a line of JSON for each
+micro-batch: what it delivered, and whether the promise holds. Warnings are in its log, as for any user.
+SIGTERM stops it once nothing waits.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
-import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from penstock.conf.pipeline import Pipeline
 from penstock.jobs.local.pipeline import Places, open_pipeline
+from penstock.jobs.pipelines.run import Batch, run, run_pipeline
 from penstock.local_engine.query import LocalBatch
-from penstock.operators.freshness.overdue import Overdue
+from penstock.spark_ext.api.metrics import metrics
+from tests.crash.pipelines.contract_table import PLACE, SlowTable, pipeline_in, table_in
 
-__all__ = ["LIMIT_S", "MS_OF_A_ROW", "SHARE", "is_slow", "pipeline_in"]
+__all__ = ["main"]
 
-LIMIT_S, SHARE = 8.0, 0.95
-MS_OF_A_ROW = 5.0
-"""The time that the sink takes for a row."""
-_PERIOD_S, _SLOW_S = 600, 60
-_SLOWDOWN = 6.0
 _POLL_S = 0.005
 
 
-def pipeline_in(place: Path) -> Pipeline:
-    """Return the pipeline."""
-    return Pipeline.model_validate(
-        {
-            "engine": "local",
-            "source": {"type": "pstream", "path": str(place / "in")},
-            "queue": {
-                "key": "k", "time": "t", "arrival": "arrived", "policy": "freshest", "buckets": 2,
-                "freshness": {f"p{SHARE * 100:g}": f"{LIMIT_S:g} s"},
-            },
-            "sink": {"type": "noop"},
-            "query": {"checkpoint": str(place / "checkpoint")},
-        }
-    )  # fmt: skip
+def _say(batch: int, table: SlowTable, standings: Iterable[Mapping[str, Any]]) -> None:
+    standings = list(standings)
+    line = {
+        "batch": batch,
+        "delivered": table.delivered,
+        "kept": all(one["kept"] for one in standings),
+        "advice": [one["advice"] for one in standings],
+    }
+    table.delivered = []
+    print(json.dumps(line), flush=True)
 
 
-def is_slow(at_s: float) -> bool:
-    """Return whether the sink is so slow at a time that no budget keeps the promise: a minute of each ten."""
-    return at_s % _PERIOD_S >= _PERIOD_S - _SLOW_S
-
-
-class SlowTable:
-    """A table that takes some milliseconds for each row, and in some minutes six times as many."""
-
-    def __init__(self, file: Path) -> None:
-        self._connection = sqlite3.connect(file, isolation_level=None)
-        self._connection.execute("CREATE TABLE IF NOT EXISTS newest (k TEXT PRIMARY KEY, t INTEGER)")
-        self.delivered: list[tuple[str, int]] = []
-
-    def write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> None:
-        """See `penstock.local_engine.outputs.Output.write`."""
-        pairs = [(row["k"], row["t"]) for some in rows for row in some.to_pylist()]
-        for _ in pairs:
-            time.sleep(  # the slow sink itself; nothing is waited for
-                MS_OF_A_ROW * (_SLOWDOWN if is_slow(time.time()) else 1.0) / 1000
-            )
-        self._connection.execute("BEGIN")
-        self._connection.executemany("INSERT OR REPLACE INTO newest VALUES (?, ?)", pairs)
-        self._connection.execute("COMMIT")
-        self.delivered += pairs
-
-
-def main(place: Path) -> None:
-    """Run until SIGTERM, and then until nothing waits."""
-    table = SlowTable(place / "table.db")
+def run_locally(place: Path) -> None:
+    """Run on the local engine."""
+    table = table_in(place)
     running = open_pipeline(pipeline_in(place), places=Places(output=lambda schema, checkpoint: table))
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
 
     def say(done: LocalBatch) -> None:
-        standings: list[dict[str, Any]] = [one.summary() for one in done.metrics.freshness.values()]
-        line = {
-            "batch": done.number,
-            "delivered": table.delivered,
-            "kept": all(one["kept"] for one in standings),
-            "advice": [one["advice"] for one in standings],
-        }
-        table.delivered = []
-        print(json.dumps(line), flush=True)
+        _say(done.number, table, [one.summary() for one in done.metrics.freshness.values()])
 
-    def say_overdue(overdue: Overdue) -> None:
-        print(json.dumps({"delivered": [], "kept": False, "overdue": overdue.name}), flush=True)
-
-    for query in running.queries:
-        query.overdue.report = say_overdue
     print(json.dumps({"started": True}), flush=True)
     while running.step(say) or not stops:
         time.sleep(_POLL_S)  # polls: another process does not announce its rows
 
 
+def run_on_spark(place: Path) -> None:
+    """Run on Spark, and after SIGTERM once more until nothing waits."""
+    table = table_in(place)
+    for trigger in (None, "available_now"):
+        running = run_pipeline(pipeline_in(place, "spark", trigger))
+
+        def say(batch: Batch, running: Any = running) -> None:
+            newest = [one for one in metrics(running) if one["batch_id"] == batch.number]
+            _say(batch.number, table, [kept for one in newest for kept in one["classes"].values()])
+
+        print(json.dumps({"started": True}), flush=True)
+        run(running, on_batch=say)
+
+
+def main(place: Path, engine: str = "local") -> None:
+    """Run until SIGTERM, and then until nothing waits."""
+    os.environ[PLACE] = str(place)
+    (run_locally if engine == "local" else run_on_spark)(place)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,12 +1,17 @@
 """Check a freshness contract for a long time, under overload, with a slow sink and kills.
 
-Usage: ``script/soak --contract [--minutes 10] [--load 5] [--report FILE]``. Updates of keys come `load`
-times as fast as the sink takes rows. The process that serves them (`contract_job`, on the local engine) is
-killed at random moments and started again. This process measures staleness itself, from what it sent and what
-came out. In one minute of each ten the sink is six times slower, and the promise cannot hold.
+Usage: ``script/soak --contract [--engine spark] [--minutes 10] [--load 5] [--report FILE]``. Updates of keys
+come `load` times as fast as the sink takes rows. The process that serves them (`contract_job`, on the local
+engine or on Spark) is killed at random moments, with all processes that it started, and started again. This
+process measures staleness itself, from what it sent and what came out. In one minute of each ten the sink is
+six times slower, and the promise cannot hold.
 
-1. While the process runs, a promise that is broken is reported within five seconds.
-2. Memory of the process and disk use of p-stream, state and checkpoint do not grow.
+1. While the process runs, a promise that is broken is reported within five seconds: by the metrics of a
+   micro-batch, or by a warning in the log. A dead process reports nothing, so its restart is not counted. It
+   lasts until the process says that it has started. The report names these seconds.
+2. Memory of the process and disk use of p-stream, state and checkpoint do not grow. Disk use is compared by
+   what stays when garbage is deleted, by the peaks of each directory, and for the p-stream by the peak in
+   relation to the longest time without a micro-batch, because unread rows stay.
 3. In the end the table has the newest row of each key.
 4. While the measured promise holds for a whole window, few reports say that it is broken.
 """
@@ -14,8 +19,10 @@ came out. In one minute of each ten the sink is six times slower, and the promis
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import random
 import sqlite3
 import subprocess
@@ -23,11 +30,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -36,21 +44,32 @@ import pyarrow as pa
 from benchmarks.harness import machine
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.errors import PenstockError
+from tests.crash.harness import kill_all, processes_of
 from tests.crash.p_streams.soak import size_of
-from tests.crash.pipelines.contract_job import LIMIT_S, MS_OF_A_ROW, SHARE, is_slow
+from tests.crash.pipelines.contract_oracle import (
+    PATIENCE_S,
+    WINDOW_S,
+    Oracle,
+    Tick,
+    count_false_alarms,
+    find_breaches,
+    find_floor,
+    longest_gap,
+)
+from tests.crash.pipelines.contract_table import LIMIT_S, MS_OF_A_ROW, SHARE, is_slow
 
-__all__ = ["CLEAR", "Breach", "Oracle", "Tick", "count_false_alarms", "find_breaches", "main"]
+__all__ = ["main"]
 
 _KEYS: Final = 200
 _SCHEMA: Final = pa.schema({"k": pa.string(), "t": pa.int64(), "arrived": pa.timestamp("us", "UTC")})
 _TICK_S: Final = 0.25
-_WINDOW_S: Final = 2 * LIMIT_S
-"""The promise is judged over this time, as the operator does."""
-_PATIENCE_S: Final = 5.0
-CLEAR: Final = 1.5 * (1 - SHARE)
-"""The share of keys and time beyond the limit above which a breach is clear: both sides measure in steps."""
 _SLACK: Final = 1.3
-"""How much larger the second half's peak may be than the first one's."""
+"""How much larger the second half's use may be than the first one's."""
+_SLICE_S: Final = 150.0
+"""Garbage of all kinds is deleted several times in such a time, also if it has a slow minute of the sink."""
+_SAMPLE_TICKS: Final = 20
+_BROKEN: Final = b"promise of freshness broken"
+"""What warnings in the log begin with."""
 _MOST_FALSE: Final = 0.25
 """The share of reports of a kept promise that may say it is broken. The operator forgets a breach slowly, and
 counts a result as late until its micro-batch has ended."""
@@ -61,141 +80,16 @@ _AFTER_SLOW_S: Final = 60.0
 """What waited for the slow sink is served in this time."""
 
 
-@dataclass
-class Oracle:
-    """Staleness of keys as UpStream defines it: the age of the oldest update that was not delivered."""
-
-    pending: dict[str, deque[tuple[int, float]]] = field(default_factory=dict)
-
-    def send(self, key: str, time_: int, at_s: float) -> None:
-        """Note an update."""
-        self.pending.setdefault(key, deque()).append((time_, at_s))
-
-    def deliver(self, key: str, time_: int) -> None:
-        """Note that a key's newest delivered update has a time."""
-        waiting = self.pending[key]
-        while waiting and waiting[0][0] <= time_:
-            waiting.popleft()
-
-    def share_late(self, now_s: float) -> float:
-        """Return the share of keys that are staler than promised."""
-        late = sum(bool(one) and now_s - one[0][1] > LIMIT_S for one in self.pending.values())
-        return late / max(len(self.pending), 1)
-
-
-@dataclass(slots=True)
-class Breach:
-    """A time in which the promise was broken.
-
-    Attributes
-    ----------
-    begin_s, end_s : float
-        When it began, and its last moment.
-    late : float
-        The greatest share of keys and time beyond the limit.
-    alive_s : float
-        For how long the process ran until it reported the breach, or until now.
-    reported : bool
-        Whether the process reported it.
-    """
-
-    begin_s: float
-    end_s: float
-    late: float = 0.0
-    alive_s: float = 0.0
-    reported: bool = False
-
-    def __str__(self) -> str:
-        """Return the breach for people, without its begin."""
-        told = f"reported after {self.alive_s:.1f} s" if self.reported else "not reported"
-        return f"{self.end_s - self.begin_s:5.1f} s, {self.late:.0%} late, {told}"
-
-    def is_excused(self, patience_s: float = _PATIENCE_S) -> bool:
-        """Return whether it was reported in time, or the process did not run for so long."""
-        return self.alive_s <= patience_s
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The measured standing of the promise at a moment: the share beyond the limit, and if it can be told.
-
-    `when` says in which circumstances the process served.
-    """
-
-    at_s: float
-    late: float
-    runs: bool
-    when: str = ""
-
-
-def find_breaches(ticks: list[Tick], reports: list[tuple[float, bool]]) -> list[Breach]:
-    """Return the breaches.
-
-    Parameters
-    ----------
-    ticks : list of Tick
-        What was measured.
-    reports : list of (time, is kept)
-        What the process said.
-    """
-    breaches: list[Breach] = []
-    running: Breach | None = None
-    before = ticks[0].at_s if ticks else 0.0
-    for tick in ticks:
-        if tick.late <= CLEAR:
-            running = None
-        else:
-            if running is None:
-                running = Breach(tick.at_s, tick.at_s)
-                breaches.append(running)
-            elif tick.runs and not running.reported:
-                running.alive_s += tick.at_s - before
-            running.end_s, running.late = tick.at_s, max(running.late, tick.late)
-            # A report of the seconds before tells of the same window of time.
-            begin_s = running.begin_s - _WINDOW_S
-            running.reported = running.reported or any(
-                begin_s <= at <= tick.at_s and not kept for at, kept in reports
-            )
-        before = tick.at_s
-    return breaches
-
-
-def count_false_alarms(ticks: list[Tick], reports: list[tuple[float, bool]]) -> tuple[int, int]:
-    """Return how many reports say that a kept promise is broken, and how many reports there are of it.
-
-    Only reports count before which the process ran, and the measured promise was kept, for a whole window.
-
-    Parameters
-    ----------
-    ticks : list of Tick
-        What was measured.
-    reports : list of (time, is kept)
-        What the process said.
-    """
-    calm_since: float | None = None
-    false = calm = 0
-    waiting = deque(sorted(reports))
-    for tick in ticks:
-        if not tick.runs or tick.late > 1 - SHARE:
-            calm_since = None
-        elif calm_since is None:
-            calm_since = tick.at_s
-        while waiting and waiting[0][0] <= tick.at_s:
-            at, kept = waiting.popleft()
-            if calm_since is not None and at - calm_since >= _WINDOW_S:
-                calm += 1
-                false += not kept
-    return false, calm
-
-
 class _Process:
     """The job, and what it says."""
 
-    def __init__(self, place: Path) -> None:
-        self._log = (place / "log").open("ab")
+    def __init__(self, place: Path, engine: str) -> None:
+        self._path = place / "log"
+        self._log = self._path.open("ab")
+        self._read = self._log.tell()
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.pipelines.contract_job", str(place)],
-            stdout=subprocess.PIPE, stderr=self._log, text=True,
+            [sys.executable, "-m", "tests.crash.pipelines.contract_job", str(place), engine],
+            stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
         )  # fmt: skip
         self.lines: deque[tuple[float, dict[str, Any]]] = deque()
         self.runs = False
@@ -211,19 +105,34 @@ class _Process:
             except ValueError:
                 return  # a line that a kill has cut
 
-    @property
+    def count_warnings(self) -> int:
+        """Return how many warnings of a broken promise are new in the log."""
+        with self._path.open("rb") as log:
+            log.seek(self._read)
+            lines, end, _ = log.read().rpartition(b"\n")
+        self._read += len(lines + end)
+        return lines.count(_BROKEN)
+
     def memory_bytes(self) -> int:
-        """Memory in RAM."""
-        try:
-            pages = int(Path(f"/proc/{self.popen.pid}/statm").read_text().split()[1])
-        except (FileNotFoundError, IndexError):
-            return 0
+        """Return the memory in RAM of all processes."""
+        pages = 0
+        for number in processes_of(self.popen.pid):
+            with contextlib.suppress(FileNotFoundError, IndexError, ProcessLookupError):
+                pages += int(Path(f"/proc/{number}/statm").read_text().split()[1])
         return pages * 4096
 
-    def end(self, *, kill: bool) -> None:
-        """End the process and wait for it."""
-        self.popen.kill() if kill else self.popen.terminate()
+    def kill(self) -> None:
+        """Kill all processes."""
+        kill_all(self.popen)
+        self._close()
+
+    def stop(self) -> None:
+        """Let the process serve what waits, and end."""
+        self.popen.terminate()
         self.popen.wait()
+        self._close()
+
+    def _close(self) -> None:
         self._thread.join()
         self._log.close()
 
@@ -233,15 +142,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--engine", choices=("local", "spark"), default="local")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--load", type=float, default=5, help="updates for each row that the sink can take")
     parser.add_argument("--report", type=Path, help="file for the report")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="contract-soak-") as name:
-        lines, passed = _Soak(Path(name), chosen.minutes, chosen.load, chosen.seed).run()
+        lines, passed = _Soak(Path(name), chosen).run()
     text = "\n".join(
-        [machine(), f"minutes={chosen.minutes:g} load={chosen.load:g} seed={chosen.seed}", *lines]
+        [
+            machine(),
+            f"engine={chosen.engine} minutes={chosen.minutes:g} load={chosen.load:g} seed={chosen.seed}",
+            *lines,
+        ]
     )
     print(text)
     if chosen.report is not None:
@@ -249,23 +163,65 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if passed else 1
 
 
+@dataclass
+class _Use:
+    """Memory, disk use and micro-batches of a half of the run."""
+
+    memory: int = 0
+    disk: list[tuple[float, int]] = field(default_factory=list)
+    peaks: Counter[str] = field(default_factory=Counter)
+    batches_s: list[float] = field(default_factory=list)
+
+    def add(self, now: float, memory: int, place: Path) -> None:
+        """Add a sample."""
+        self.memory = max(self.memory, memory)
+        parts = {"in": size_of(place / "in")[1]}
+        for directory in (place / "checkpoint").glob("*/"):
+            parts[f"checkpoint/{directory.name}"] = size_of(directory)[1]
+        self.disk.append((now, sum(parts.values())))
+        self.peaks |= Counter(parts)
+
+    def is_bound_of(self, later: _Use) -> bool:
+        """Return whether a later half does not use more."""
+        longer = max(1.0, longest_gap(later.batches_s) / max(longest_gap(self.batches_s), 1e-9))
+        return (
+            later.memory <= self.memory * _SLACK
+            and find_floor(later.disk, _SLICE_S) <= find_floor(self.disk, _SLICE_S) * _SLACK
+            and all(
+                peak <= self.peaks[part] * _SLACK * (longer if part == "in" else 1.0)
+                for part, peak in later.peaks.items()
+            )
+        )
+
+    def __str__(self) -> str:
+        """Return the use for people."""
+        parts = ", ".join(f"{part} {peak >> 10}" for part, peak in sorted(self.peaks.items()))
+        return (
+            f"memory {self.memory >> 20} MiB; disk in KiB: floor {find_floor(self.disk, _SLICE_S) >> 10}, "
+            f"peak {max((used for _, used in self.disk), default=0) >> 10} (of {parts}); "
+            f"{longest_gap(self.batches_s):.0f} s without a micro-batch"
+        )
+
+
 class _Soak:
     """One run."""
 
-    def __init__(self, place: Path, minutes: float, load: float, seed: int) -> None:
-        self._place, self._seconds = place, 60 * minutes
-        self._rate = load * 1000 / MS_OF_A_ROW
-        self._draws = random.Random(seed)
+    def __init__(self, place: Path, chosen: argparse.Namespace) -> None:
+        self._place, self._seconds, self._engine = place, 60 * chosen.minutes, chosen.engine
+        self._rate = chosen.load * 1000 / MS_OF_A_ROW
+        self._draws = random.Random(chosen.seed)
         ranks = np.arange(1, _KEYS + 1)
         self._shares = (1 / ranks**0.9) / (1 / ranks**0.9).sum()
-        self._numbers = np.random.default_rng(seed)
+        self._numbers = np.random.default_rng(chosen.seed)
         self._oracle = Oracle()
         self._sent = 0
         self._newest: dict[str, int] = {}
         self._ticks: list[Tick] = []
         self._reports: list[tuple[float, bool]] = []
-        self._peaks = [[0, 0], [0, 0]]
-        self._kills = self._delivered = 0
+        self._halves = (_Use(), _Use())
+        self._half = self._halves[0]
+        self._loads: list[float] = []
+        self._kills = self._delivered = self._warnings = 0
         self._late: deque[tuple[float, float]] = deque()
         self._started_s = self._slow_s = -math.inf
 
@@ -273,7 +229,7 @@ class _Soak:
         """Return the report, and whether all held."""
         with PStreamWriter(self._place / "in", _SCHEMA, threads=1) as writer:
             self._send(writer, _KEYS)
-            process = _Process(self._place)
+            process = _Process(self._place, self._engine)
             begin = time.monotonic()
             due_s = sent_s = begin
             kill_s = begin + self._draws.uniform(*_BETWEEN_KILLS_S)
@@ -283,22 +239,26 @@ class _Soak:
                     count = round(self._rate * (now - sent_s))
                     self._send(writer, count)
                     sent_s = now
+                    self._half = self._halves[now > begin + self._seconds / 2]
                     self._note(process)
-                    self._measure(process, now, int(now > begin + self._seconds / 2))
+                    self._measure(process, now)
                     if now > kill_s and process.runs:
-                        process.end(kill=True)
+                        self._note(process)
+                        process.kill()
                         self._note(process)
                         self._kills += 1
                         kill_s = now + self._draws.uniform(*_BETWEEN_KILLS_S)
-                        process = _Process(self._place)
+                        process = _Process(self._place, self._engine)
                     elif process.popen.poll() is not None:
                         raise PenstockError(
                             "the process has ended", log=(self._place / "log").read_text()[-2000:]
                         )
                     rest_s = due_s - time.monotonic()
                     time.sleep(max(0.0, rest_s))  # the pace of updates; nothing is waited for
+                self._note(process)
+                process.stop()
             finally:
-                process.end(kill=False)
+                process.kill()
         self._note(process)
         return self._report()
 
@@ -323,25 +283,27 @@ class _Soak:
     def _note(self, process: _Process) -> None:
         while process.lines:
             at, line = process.lines.popleft()
+            process.runs = True
             if "started" in line:
                 continue
-            process.runs = True
             self._reports.append((at, line["kept"]))
+            self._half.batches_s.append(at)
             self._delivered += len(line["delivered"])
             for key, one in line["delivered"]:
                 self._oracle.deliver(key, one)
+        count = process.count_warnings()
+        self._warnings += count
+        self._reports += [(time.monotonic(), False)] * count
 
-    def _measure(self, process: _Process, now: float, half: int) -> None:
+    def _measure(self, process: _Process, now: float) -> None:
         self._late.append((now, self._oracle.share_late(now)))
-        while self._late[0][0] < now - _WINDOW_S:
+        while self._late[0][0] < now - WINDOW_S:
             self._late.popleft()
         late = float(np.mean([share for _, share in self._late]))
         self._ticks.append(Tick(now, late, process.runs, self._circumstances(process, now)))
-        peaks = self._peaks[half]
-        peaks[0] = max(peaks[0], process.memory_bytes)
-        if len(self._ticks) % 20 == 0:
-            used = sum(size_of(self._place / name)[1] for name in ("in", "checkpoint"))
-            peaks[1] = max(peaks[1], used)
+        if len(self._ticks) % _SAMPLE_TICKS == 0:
+            self._loads.append(os.getloadavg()[0])
+            self._half.add(now, process.memory_bytes(), self._place)
 
     def _circumstances(self, process: _Process, now: float) -> str:
         if not process.runs:
@@ -364,26 +326,28 @@ class _Soak:
         with closing(sqlite3.connect(self._place / "table.db")) as connection:
             table = dict(connection.execute("SELECT k, t FROM newest").fetchall())
         wrong = sum(table.get(key) != one for key, one in self._newest.items())
-        (memory, disk), (memory_later, disk_later) = self._peaks
-        bounded = memory_later <= memory * _SLACK and disk_later <= disk * _SLACK
+        first, second = self._halves
         broken = sum(tick.late > 1 - SHARE for tick in self._ticks) / max(len(self._ticks), 1)
         false, calm = count_false_alarms(self._ticks, self._reports)
         told = sum(not kept for _, kept in self._reports)
         begin_s = self._ticks[0].at_s if self._ticks else 0.0
         lines = [
+            f"load average: {min(self._loads):.0f} to {max(self._loads):.0f}, "
+            f"median {median(self._loads):.1f}",
             f"updates sent {self._sent:,}, rows delivered {self._delivered:,}, kills {self._kills}, "
-            f"reports {len(self._reports):,}",
+            f"reports {len(self._reports):,}, of which {self._warnings:,} are warnings in the log",
             f"promise p{SHARE * 100:g} {LIMIT_S:g} s, measured outside: broken {broken:.1%} of the time; "
             f"{told:,} reports say so",
             *self._shares_by_circumstance(),
-            f"clear breaches {len(breaches)}, not reported within {_PATIENCE_S:g} s of the process's life: "
+            f"clear breaches {len(breaches)}, not reported within {PATIENCE_S:g} s of the process's life: "
             f"{len(missed)}",
             *(f"  at {one.begin_s - begin_s:6.1f} s for {one}" for one in breaches),
             f"false alarms: {false} of {calm} reports while the promise was kept",
-            f"peaks of memory in MiB: first half {memory >> 20}, second half {memory_later >> 20}",
-            f"peaks of disk use in KiB: first half {disk >> 10}, second half {disk_later >> 10}",
+            f"first half: {first}",
+            f"second half: {second}",
             f"keys whose newest row is not in the table: {wrong} of {len(self._newest)}",
         ]
+        bounded = first.is_bound_of(second)
         passed = bounded and not missed and not wrong and false <= _MOST_FALSE * calm
         return [*lines, "all held" if passed else "FAILED"], passed
 

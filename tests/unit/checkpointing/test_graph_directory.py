@@ -85,6 +85,21 @@ def test_the_progress_of_a_query_is_in_its_logs(tmp_path: Path) -> None:
         directory.progress("results")
 
 
+def test_a_planned_micro_batch_that_is_not_committed_is_as_old_as_its_plan(tmp_path: Path) -> None:
+    directory = GraphDirectory(tmp_path)
+    assert directory.interrupted_ms("results") is None
+    plans: list[list[object]] = [[], []]
+    write_logs(tmp_path, "results", planned=plans, committed=1)
+    assert directory.interrupted_ms("results") is None
+    write_logs(tmp_path, "again", planned=plans, committed=0)
+    plan = tmp_path / "queries/again/offsets/1"
+    plan.write_text('v1\n{"batchWatermarkMs":0,"batchTimestampMs":1234}\n-')
+    assert directory.interrupted_ms("again") == 1234
+    for damaged in ("", "v1", "v1\n{}", "v1\n[", "v1\n7", 'v1\n{"batchTimestampMs":"x"}'):
+        plan.write_text(damaged)
+        assert directory.interrupted_ms("again") is None
+
+
 def test_facts_tell_offsets_lag_and_markers(tmp_path: Path) -> None:
     write_graph(tmp_path)
     facts = facts_of(GraphDirectory(tmp_path))

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.dataflow import Graph, Persist, graph
 from penstock.dataflow.nodes import Join, Materialize, Union, UpdateUnion, topological, update_time
-from penstock.dataflow.nodes.trigger import find_trigger_interval
+from penstock.dataflow.nodes.trigger import find_promises, find_trigger_interval
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.graph.checks import check_runnable, holds_back
 
@@ -287,6 +287,12 @@ def test_a_contract_sets_the_trigger_interval_and_is_explained() -> None:
     contract = {"p95": {"gold": "800 ms", "other": "4 s"}, "by": "IF(v > 3, 'gold', 'x')"}
     queue = plain.update_queue("k", "t", name="q", freshness=contract)
     assert find_trigger_interval(queue.root) == "100 ms"
+    assert find_promises(queue.root) == {"gold": 0.8, "other": 4.0}
+    # A query that writes a p-stream keeps its promises itself.
+    behind = Materialize("n", (Materialize("m", (queue.root,)),))
+    assert find_promises(behind) == {}
+    assert find_trigger_interval(behind) == "100 ms"
+    assert find_promises(plain.update_queue("k", "t", name="q").root) == {}
     assert holds_back(queue.root)
     assert "p95 fresh within gold 800 ms, other 4 s by IF(v > 3, 'gold', 'x')" in queue.plan().explain()
     assert (

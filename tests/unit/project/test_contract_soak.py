@@ -6,8 +6,16 @@ import random
 
 import pytest
 
-from tests.crash.pipelines.contract_job import LIMIT_S
-from tests.crash.pipelines.contract_soak import CLEAR, Oracle, Tick, count_false_alarms, find_breaches
+from tests.crash.pipelines.contract_oracle import (
+    CLEAR,
+    Oracle,
+    Tick,
+    count_false_alarms,
+    find_breaches,
+    find_floor,
+    longest_gap,
+)
+from tests.crash.pipelines.contract_table import LIMIT_S
 
 STEP_S = 0.25
 
@@ -45,6 +53,8 @@ def test_a_dead_process_reports_nothing_and_is_excused_until_it_runs() -> None:
     dead = "x" * 60
     (breach,) = find_breaches(ticks_of(dead, "d" * 48 + "r" * 12), [])
     assert breach.is_excused()
+    assert (breach.alive_s, breach.dead_s) == (3.0, 11.75)
+    assert "11.8 s in which the process was dead or started" in str(breach)
     (breach,) = find_breaches(ticks_of(dead, "d" * 30 + "r" * 30), [])
     assert not breach.is_excused()
 
@@ -80,3 +90,27 @@ def test_staleness_equals_its_definition(seed: int) -> None:
         }
         late = sum(max(some, default=0.0) > LIMIT_S for some in ages.values())
         assert oracle.share_late(now) == late / len(ages)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_floor_shows_what_stays_and_not_how_cycles_of_garbage_meet(seed: int) -> None:
+    draws = random.Random(seed)
+    phases = [draws.random() for _ in range(3)]
+
+    def used(at_s: int, leak: float) -> int:
+        cycles = zip((37, 61, 90), (200, 300, 400), phases, strict=True)
+        return 250 + int(leak * at_s) + sum(int(high * ((at_s / s + p) % 1)) for s, high, p in cycles)
+
+    def grows(leak: float) -> bool:
+        samples = [(float(at_s), used(at_s, leak)) for at_s in range(0, 3600, 5)]
+        halves = (samples[:360], samples[360:])
+        first, second = (find_floor(half, 150.0) for half in halves)
+        return second > 1.3 * first
+
+    assert not grows(0.0)
+    assert grows(0.2)
+    assert find_floor([], 150.0) == 0
+    # A slice counts if it is at least half as long as the others.
+    assert find_floor([(0.0, 5), (140.0, 6), (150.0, 9), (210.0, 8)], 150.0) == 5
+    assert find_floor([(0.0, 5), (140.0, 6), (150.0, 9), (230.0, 8)], 150.0) == 8
+    assert longest_gap([1.0, 2.0, 5.0, 6.0]) == 3.0

@@ -25,6 +25,7 @@ from penstock.operators.freshness.controller import (
     plan,
     settle,
 )
+from penstock.operators.freshness.standing import Standing
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.repartition import merge_states, read_state
 from penstock.operators.queues.update_queue import UpdateQueue
@@ -541,8 +542,34 @@ def test_the_time_above_a_limit_is_that_of_the_stretches() -> None:
     for share in (0.99, 0.95, 0.7):
         limit_us = 1000 * whole.percentile_ms(share)
         assert whole.time_above(limit_us) == pytest.approx((1 - share) * whole.key_time, rel=0.02)
+    for time_us in (0.01, 0.2, 0.6):
+        above_us = time_us * whole.time_above(0.0)
+        assert whole.time_above(whole.exceeded_us(above_us)) == pytest.approx(above_us)
+    assert whole.exceeded_us(whole.time_above(0.0) + 1.0) < 0
     assert whole.time_above(-1.0) == whole.key_time
     assert whole.time_above(whole.longest_us * 1.05) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_promise_breaks_when_its_keys_have_been_late_for_too_long(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    limit_us, now, keys = 2 * SECOND, 100 * SECOND, 40
+    arrived = now - draws.integers(0, int(draws.choice([1, 3])) * SECOND, keys)
+    time_us, earlier_us = float(keys * 4 * SECOND), float(draws.choice([0.0, 3.0 * SECOND, 9.0 * SECOND]))
+    parts = []
+    for some in np.array_split(arrived, 3):
+        meter = StalenessMeter()
+        meter.add(some, some, now)
+        part = meter.take(len(some) * 4.0 * SECOND)
+        parts.append(Standing(limit_us, 0.95, part, 0.0, time_us / 3, None, 0.0, earlier_us / 3, now))
+    breaks_us = Standing.merge(parts).breaks_us
+
+    # The definition: from now on, each key is staler than the limit from its arrival and the limit on.
+    allowed_us = 0.05 * time_us
+    steps = now + np.arange(0, 4 * SECOND, 1_000)
+    late_us = earlier_us + np.maximum(steps[:, None] - np.maximum(arrived + limit_us, 0), 0).sum(axis=1)
+    expected = steps[np.argmax(late_us > allowed_us)] if earlier_us <= allowed_us else now
+    assert breaks_us == pytest.approx(expected, abs=0.04 * limit_us)
 
 
 def test_metrics_of_buckets_merge_to_the_worst_need_and_all_time() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.local.pipeline import Places, open_pipeline
 from penstock.jobs.pipelines import run
@@ -40,11 +43,33 @@ def test_each_class_is_reported_once_when_its_limit_has_passed() -> None:
 def test_a_batch_that_has_ended_is_not_reported() -> None:
     timers = OverdueTimers("prices")
     timers.begin({"all": _LONG_S})
-    (waiting,) = timers._timers
+    ((_, waiting),) = timers._timers.values()
     assert timers.active
     timers.end()
     assert not timers.active
     assert waiting.finished.is_set()
+
+
+def test_a_class_that_breaks_sooner_is_reported_sooner_and_once() -> None:
+    seen: list[str] = []
+    done = threading.Event()
+
+    def report(overdue: Overdue) -> None:
+        seen.append(overdue.name)
+        done.set()
+
+    timers = OverdueTimers("prices", report)
+    timers.begin({"gold": _LONG_S, "other": _LONG_S})
+    timers.expect("gold", 2 * _LONG_S)
+    timers.expect("gold", -5.0)
+    assert done.wait(60)
+    timers.expect("gold", -6.0)
+    timers._timers["gold"][1].join(60)
+    assert seen == ["gold"]
+    timers.begin({"gold": 10.0}, age_s=_LONG_S)  # a new micro-batch
+    timers._timers["gold"][1].join(60)
+    timers.end()
+    assert seen == ["gold", "gold"]
 
 
 def test_the_warning_names_query_class_and_promise(caplog: pytest.LogCaptureFixture) -> None:
@@ -96,6 +121,84 @@ def test_the_local_engine_reports_a_step_that_hangs_until_it_returns(
     assert not query.overdue.active
 
 
+def _late_rows(place: Path, hours: int) -> LocalGraph:
+    """Return a local query that promises an hour, and whose rows arrived some hours ago."""
+    schema = pa.schema({"k": pa.string(), "t": pa.int64(), "at": pa.timestamp("us", "UTC")})
+    at = pa.array([time.time_ns() // 1000 - hours * 3_600_000_000] * 9).cast(schema.field("at").type)
+    with PStreamWriter(place / "in", schema, threads=1) as writer:
+        writer.append(pa.table({"k": [str(n) for n in range(9)], "t": range(9), "at": at}, schema))
+    pipeline = Pipeline.model_validate({
+        "engine": "local", "source": {"type": "pstream", "path": str(place / "in")},
+        "queue": {"key": "k", "time": "t", "arrival": "at", "freshness": {"p95": "1 h"}, "buckets": 3},
+        "sink": {"type": "noop"}, "query": {"checkpoint": str(place / "checkpoint")},
+    })  # fmt: skip
+    return open_pipeline(pipeline, places=Places(output=lambda schema, checkpoint: Sink()))
+
+
+class Sink:
+    """A sink that waits for a report, or for half a second."""
+
+    patience_s = 60.0
+    reported = threading.Event()
+
+    def write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> None:
+        list(rows)
+        Sink.reported.wait(Sink.patience_s)
+
+
+@pytest.mark.parametrize(("hours", "told"), [(2, ["all"]), (0, [])])
+def test_after_a_restart_late_rows_are_reported_before_the_first_micro_batch_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int, told: list[str]
+) -> None:
+    """An hour from now is too late: the rows are late when the operator has seen them."""
+    seen: list[str] = []
+    monkeypatch.setattr(Sink, "reported", threading.Event())
+    monkeypatch.setattr(Sink, "patience_s", 60.0 if told else 0.5)
+    running = _late_rows(tmp_path, hours)
+    (query,) = running.queries
+
+    def report(overdue: Overdue) -> None:
+        seen.append(overdue.name)
+        Sink.reported.set()
+
+    query.overdue.report = report
+    assert running.step()
+    assert seen == told
+    assert query.newest is not None
+    assert query.newest.metrics.freshness["all"].is_kept is not bool(told)
+    # The metrics have said it, so the next micro-batch does not say it again.
+    monkeypatch.setattr(Sink, "patience_s", 0.5)
+    Sink.reported.clear()
+    _late_rows(tmp_path, hours)
+    assert running.step()
+    assert seen == told
+
+
+def test_a_batch_that_a_restart_repeats_is_as_old_as_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = _late_rows(tmp_path, 0)
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("the sink is down")
+
+    with monkeypatch.context() as broken, pytest.raises(RuntimeError, match="is down"):
+        broken.setattr(Sink, "write", fail)
+        running.step()
+    (plan,) = tmp_path.glob("checkpoint/queries/*/offsets/0")
+    version, facts, *lines = plan.read_text().splitlines()
+    told = json.loads(facts)
+    told["batchTimestampMs"] -= 7_200_000
+    plan.write_text("\n".join([version, json.dumps(told), *lines]))
+    reported = threading.Event()
+    monkeypatch.setattr(Sink, "reported", reported)
+    running = _late_rows(tmp_path, 0)
+    (query,) = running.queries
+    query.overdue.report = lambda overdue: reported.set()
+    assert running.step()
+    assert reported.is_set()
+
+
 def test_a_timer_that_cannot_start_leaves_no_other_timer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +206,7 @@ def test_a_timer_that_cannot_start_leaves_no_other_timer(
     (query,) = running.queries
     begin = query.overdue.begin
 
-    def fail(limits: Mapping[str, float]) -> None:
+    def fail(limits: Mapping[str, float], age_s: float) -> None:
         begin(dict.fromkeys(limits, _LONG_S))
         raise RuntimeError("can't start new thread")
 
@@ -127,7 +230,7 @@ def test_on_spark_a_running_batch_is_watched_once_its_contract_is_known(
     class Timers:
         active = False
 
-        def begin(self, limits: dict[str, float]) -> None:
+        def begin(self, limits: dict[str, float], age_s: float) -> None:
             self.active = True
             begun.append(limits)
 
@@ -145,4 +248,27 @@ def test_on_spark_a_running_batch_is_watched_once_its_contract_is_known(
     assert begun == [{"gold": 5.0, "other": 1.0}]  # it polls, so a short limit is a second
     query.status = {"isTriggerActive": True, "isDataAvailable": False}
     reader.new()
+    assert not timers.active
+
+
+def test_on_spark_the_batch_that_a_restart_repeats_is_as_old_as_its_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    idle = {"isTriggerActive": False, "isDataAvailable": False}
+    query: Any = SimpleNamespace(name="prices", id="0", isActive=True, status=idle, lastProgress=None)
+    seen: list[tuple[str, float]] = []
+    timers = OverdueTimers("prices", lambda overdue: seen.append((overdue.name, overdue.promised_s)))
+    monkeypatch.setattr(run, "OverdueTimers", lambda name: timers)
+    hour_ago_ms = time.time_ns() // 1_000_000 - 3_600_000
+    reader: Any = run._BatchReader(query, {"gold": 5.0, "other": 2 * _LONG_S}, hour_ago_ms)
+    reader.new()
+    timers._timers["gold"][1].join(60)
+    reader.new()
+    reader.new()
+    assert seen == [("gold", 5.0)]
+    assert timers._timers["other"][0] == pytest.approx(time.monotonic() + _LONG_S, abs=60)
+    query.lastProgress = SimpleNamespace(batchId=0, durationMs={"addBatch": 1, "triggerExecution": 2})
+    monkeypatch.setattr(run, "batch_metrics", lambda progress: [{"classes": {}}])
+    monkeypatch.setattr(run, "_batch", lambda progress: progress.batchId)
+    assert reader.new() == [0]
     assert not timers.active
