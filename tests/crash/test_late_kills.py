@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock._failpoints import TASK_ROWS_POINTS
 from penstock.checkpointing.p_stream import PStreamReader
-from tests.spark import test_late_rows
 from tests.spark.dropped_rows import WANTED, add, found, query, updates
+from tests.spark.operators import test_late_rows
 from tests.spark.queries import Place, failure, fresh_workers
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]

@@ -16,9 +16,9 @@ import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
 from penstock.spark_ext.border.types import as_arrow_of_spark
 from tests.long_tests import long_but
+from tests.spark.border.test_types import typed
 from tests.spark.p_streams import run, stream
 from tests.spark.queries import PATIENCE_S, settings
-from tests.spark.test_types import typed
 
 pytestmark = pytest.mark.spark
 

@@ -214,7 +214,7 @@ def test_the_page_shows_what_was_recorded() -> None:
     names = {f"{source}-{sink}" for source, sink in PAIRS}
     for run in results.values():
         assert run["cases"].keys() <= names
-        assert all((Path(__file__).parents[1] / file).exists() for file in run["files"])
+        assert all((Path(__file__).parents[2] / file).exists() for file in run["files"])
 
 
 def newest(rows: list[Row]) -> list[Row]:

@@ -24,7 +24,7 @@ from penstock.procedures.programs import PROGRAMS
 
 pytestmark = pytest.mark.spark
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from tests.spark.queries import needs_admission_control
 
 pytestmark = pytest.mark.spark
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(

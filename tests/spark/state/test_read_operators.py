@@ -15,7 +15,7 @@ import penstock
 from penstock.errors import InvalidUsageError
 from tests.naive_join import NaiveJoin, Tuple
 from tests.spark.queries import Input, Place, quotes
-from tests.spark.test_gc import inspected
+from tests.spark.state.test_gc import inspected
 
 pytestmark = pytest.mark.spark
 

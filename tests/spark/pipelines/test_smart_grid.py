@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from penstock.conf.pipeline import load_pipeline
 from penstock.jobs.pipelines.run import run_to_end
 
-_FILE = Path(__file__).parents[3] / "shared" / "data" / "smartgrid-data.txt"
+_FILE = Path(__file__).parents[4] / "shared" / "data" / "smartgrid-data.txt"
 
 pytestmark = [
     pytest.mark.spark,

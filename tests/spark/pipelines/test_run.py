@@ -42,7 +42,7 @@ from tests.spark.queries import limits, needs_admission_control
 
 pytestmark = pytest.mark.spark
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 def pipeline(tmp_path: Path, **sections: Any) -> Pipeline:

@@ -169,7 +169,7 @@ def test_the_example_of_the_documentation_runs(
     )
     place.run_until(df, lambda: len(place.batches()) >= 2)
     place.forget(1)
-    text = (Path(__file__).parents[2] / "docs" / "how-to" / "inspect.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "inspect.md").read_text()
     *_, example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(
         example.replace('"market-checkpoint', f'"{place.checkpoint}'), {"spark": spark, "penstock": penstock}

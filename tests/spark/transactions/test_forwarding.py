@@ -25,7 +25,7 @@ from penstock.procedures.compiler.program import event_schema
 from penstock.procedures.plain.tables import PlainTables
 from penstock.spark_ext.state_reader.table_view import TableView
 from tests.spark.queries import PATIENCE_S, Place, failure, fresh_workers
-from tests.spark.test_transactions import SCHEMA, TRANSFER, bank, events
+from tests.spark.transactions.test_transactions import SCHEMA, TRANSFER, bank, events
 
 pytestmark = pytest.mark.spark
 

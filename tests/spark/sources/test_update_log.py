@@ -15,8 +15,8 @@ from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.update_log.compaction import compact
 from penstock.jobs.pipelines.run import run_to_end
 from tests.spark.p_streams import stream
+from tests.spark.pipelines.test_run_formats import NEWEST, ROWS, pipeline
 from tests.spark.queries import PATIENCE_S, Input, needs_admission_control, quotes
-from tests.spark.test_run_formats import NEWEST, ROWS, pipeline
 
 pytestmark = pytest.mark.spark
 
