@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 import penstock
 from benchmarks import harness
 from benchmarks.harness import REPOSITORY, machine, print_and_save
-from tests.jars import fetch
+from tests.servers.jars import fetch
 
 RESULT = Path(__file__).parent / "results" / "auto_cdc.txt"
 JAR = ("org.apache.spark", "spark-catalyst_2.13", "4.2.0", "tests")

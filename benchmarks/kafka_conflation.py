@@ -48,7 +48,7 @@ from benchmarks.harness import ProcessorProbe, machine, median, run_contender, s
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.pipelines.batches import Batch
 from penstock.jobs.pipelines.run import run_to_end
-from tests.kafka import Broker, Record, connector_jars
+from tests.servers.kafka import Broker, Record, connector_jars
 
 KEYS: Final = 1_000
 MOCK_TOPICS: Final = 8

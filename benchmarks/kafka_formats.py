@@ -24,7 +24,7 @@ from benchmarks.harness import machine
 from penstock.records.avro import avro_decoder
 from penstock.records.protobuf import protobuf_decoder
 from penstock.records.registry import SchemaRegistry
-from tests.registry import Registry, frame
+from tests.servers.registry import Registry, frame
 
 VALUES = 10_000
 TYPES = {

@@ -32,7 +32,7 @@ from adbc_driver_postgresql import dbapi
 
 from benchmarks.harness import descendants, machine, scratch
 from penstock.checkpointing.p_stream import PStreamWriter
-from tests.servers import PostgreSql, Redis, Server
+from tests.servers.servers import PostgreSql, Redis, Server
 
 SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.float64()})
 PIPELINE = """

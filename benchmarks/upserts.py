@@ -27,7 +27,7 @@ import pyarrow as pa
 from benchmarks import upserts_by_hand
 from benchmarks.harness import descendants, machine
 from penstock.upserts import Columns, newest_changes, open_target
-from tests.servers import MariaDb, PostgreSql, Redis
+from tests.servers.servers import MariaDb, PostgreSql, Redis
 
 SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64(), "price": pa.float64(), "name": pa.string()})
 UPDATES_A_KEY = 5

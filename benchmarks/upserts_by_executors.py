@@ -28,7 +28,7 @@ from adbc_driver_postgresql import dbapi
 from benchmarks.harness import machine, session
 from benchmarks.upserts import SCHEMA, UPSERT
 from penstock.upserts import Columns, newest_changes, open_target
-from tests.servers import PostgreSql
+from tests.servers.servers import PostgreSql
 
 STAGE = "stage_of_all"
 

@@ -32,7 +32,7 @@ from benchmarks.upserts import SCHEMA, UPDATES_A_KEY, batch, processor_s
 from penstock.upserts import Columns, newest_changes
 from penstock.upserts.sql.postgres import PostgresTable
 from penstock.upserts.sql.table import STAGE, SqlTable
-from tests.servers import PostgreSql
+from tests.servers.servers import PostgreSql
 
 COLUMNS = Columns(SCHEMA, ("k",), "t")
 SETS = f"t = {STAGE}.t, price = {STAGE}.price, name = {STAGE}.name"

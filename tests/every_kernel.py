@@ -51,13 +51,13 @@ from penstock.windows.append.time_panes import TimePanes
 from penstock.windows.sessions import session_kernels
 from penstock.windows.update.queue import WindowQueue
 from penstock.windows.update.results import WindowMode
-from tests.naive import Update
-from tests.naive_panes import Row
-from tests.procedures import bank, events_of
+from tests.oracles.naive import Update
+from tests.oracles.naive_panes import Row
 from tests.property.procedures.test_index_trees import Tree
 from tests.property.procedures.test_transactions import COMPILED
 from tests.property.windows.test_panes import entries_of, layout_of
-from tests.streams import ARRIVAL_STREAM, WEIGHTED_STREAM, enqueue, rows_of, served_of, through_bytes
+from tests.samples.streams import ARRIVAL_STREAM, WEIGHTED_STREAM, enqueue, rows_of, served_of, through_bytes
+from tests.transactions.procedures import bank, events_of
 
 NUMBERS = pa.array(range(3000))
 

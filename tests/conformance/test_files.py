@@ -33,8 +33,8 @@ from penstock.checkpointing.files import (
 )
 from penstock.errors import ConflictError, InvalidUsageError, UnavailableError
 from penstock.testing.files import LARGE, FilesTests
-from tests.s3 import BUCKET, SECRET, Request, S3Server
-from tests.stores import Azurite, GoogleServer
+from tests.servers.s3 import BUCKET, SECRET, Request, S3Server
+from tests.servers.stores import Azurite, GoogleServer
 
 
 @pytest.fixture(scope="module")

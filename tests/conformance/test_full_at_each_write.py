@@ -29,11 +29,11 @@ from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.checkpoints.states import AtOnce
 from tests.long_tests import long_but
-from tests.naive import Update
-from tests.naive_join import Tuple
+from tests.oracles.naive import Update
+from tests.oracles.naive_join import Tuple
 from tests.property.operators.joins.test_update_join import joined_stream, left_of, right_of
-from tests.states import AtOnce
 from tests.unit.spark_ext.worker.test_window_operator import ROWS, of_update_window, plan_of
 from tests.unit.state_store.test_clock_record import parcel, queue_task
 

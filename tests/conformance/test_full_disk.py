@@ -16,7 +16,7 @@ from penstock.checkpointing.files import FileFacts, open_files
 from penstock.errors import UnavailableError
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.tables.rocksdb_table import RocksdbTable
-from tests.states import RowState
+from tests.checkpoints.states import RowState
 
 SCHEMA = pa.schema([("k", pa.int64()), ("value", pa.binary())])
 

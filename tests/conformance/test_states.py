@@ -15,9 +15,9 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.state_store.bucket_store import State
 from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
 from penstock.testing import StateTests
-from tests.naive import Update
-from tests.states import DictState, RowState
-from tests.streams import STREAM, enqueue, served_of
+from tests.checkpoints.states import DictState, RowState
+from tests.oracles.naive import Update
+from tests.samples.streams import STREAM, enqueue, served_of
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 

@@ -18,7 +18,7 @@ import pytest
 
 from penstock.errors import InvalidUsageError
 from penstock.upserts import DELETED, Columns, UpsertTarget, newest_changes, open_target
-from tests.servers import MariaDb, PostgreSql, Redis, Server
+from tests.servers.servers import MariaDb, PostgreSql, Redis, Server
 
 STORES = ("sqlite", "duckdb", "postgresql", "mysql", "redis", "delta", "iceberg")
 SCHEMA = pa.schema({"k": pa.string(), "n": pa.int32(), "t": pa.int64(), "v": pa.float64()})

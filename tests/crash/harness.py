@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests import processes
 from tests.crash.workload import add_steps, steps, verify
+from tests.servers.servers import processes
 from tests.spark.queries import Place
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from penstock._failpoints import STATE_POINTS
 from tests.crash.known_bad import KNOWN_BAD
 from tests.crash.workload import add_steps, query, steps, verify
 from tests.long_tests import long_but
-from tests.naive import Update
+from tests.oracles.naive import Update
 from tests.spark.queries import Place, failure, fresh_workers, wait, wait_until_drained
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]

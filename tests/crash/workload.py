@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock
-from tests.naive import Update
+from tests.oracles.naive import Update
 from tests.spark.queries import Place
 
 BUCKETS = 4

@@ -20,8 +20,8 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.state_store.bucket_store import BucketStore, Handle
 from tests.golden import windows
-from tests.naive import Update
-from tests.streams import ARRIVAL_STREAM, enqueue, served_of
+from tests.oracles.naive import Update
+from tests.samples.streams import ARRIVAL_STREAM, enqueue, served_of
 
 HERE = Path(__file__).parent
 P_UNIT = HERE / f"p_unit_v{FORMAT_VERSION}.punit"

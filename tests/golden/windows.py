@@ -14,7 +14,7 @@ from penstock.windows.layout import WindowLayout
 from penstock.windows.panes import new_panes
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
-from tests.naive_panes import Row
+from tests.oracles.naive_panes import Row
 from tests.property.windows import test_panes, test_row_windows
 
 KINDS = {

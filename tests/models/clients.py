@@ -12,7 +12,7 @@ from typing import Any
 import penstock
 from penstock.procedures.databases import Database
 from tests.models.linearizability import Operation
-from tests.procedures import define
+from tests.transactions.procedures import define
 
 __all__ = ["Call", "Clients", "counters", "step"]
 

@@ -37,7 +37,7 @@ from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel, TaskShare
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 from penstock.state_store.cache import StateCache
-from tests.states import AtOnce, DictState
+from tests.checkpoints.states import AtOnce, DictState
 
 __all__ = ["Engine", "Killed", "stroll"]
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 import penstock
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.state_store.keys.key_words import KeyCodec
-from tests import naive_join, naive_union
+from tests.oracles import naive_join, naive_union
 from tests.spark.queries import Input, Place
 
 __all__ = ["SCHEMA", "WANTED", "WANTED_WITH_DELETES", "add", "deletes", "found", "query", "updates"]

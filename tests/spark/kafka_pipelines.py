@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.conf.pipeline import Pipeline
-from tests.kafka import Broker, Record, connector_jars, leave_jars
+from tests.servers.kafka import Broker, Record, connector_jars, leave_jars
 from tests.spark.conftest import Sessions
 
 _COLUMNS = "symbol STRING, time LONG, price DOUBLE"

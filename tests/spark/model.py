@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tests.naive import NaiveQueue, Update, bucket_of, key_words
+from tests.oracles.naive import NaiveQueue, Update, bucket_of, key_words
 
 LONGS = "k long, t long, v long"
 """The schema of `updates_table`."""

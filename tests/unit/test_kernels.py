@@ -47,8 +47,8 @@ from penstock.state_store.tables import row_codec, row_store
 from penstock.windows.append import sliding_kernels
 from penstock.windows.sessions import session_kernels
 from penstock.windows.update import transitions, zones
-from tests.naive import Update, conflated, hash_of, staleness_bin
-from tests.streams import STREAM, arrivals_of
+from tests.oracles.naive import Update, conflated, hash_of, staleness_bin
+from tests.samples.streams import STREAM, arrivals_of
 
 PACKAGE = Path(penstock.__file__).parent
 ROOT = PACKAGE.parent

@@ -19,7 +19,7 @@ from tests.crash.cluster.slow_daemon import DOUBLE_COMMITS
 from tests.crash.harness import ROOT, commits, kill_all, processes_of, random_moment, started, why
 from tests.crash.p_streams.p_stream_kills import is_worker
 from tests.crash.workload import add_steps, steps, verify
-from tests.processes import until
+from tests.servers.processes import until
 from tests.spark.queries import Place
 
 KINDS = ("stall", "executor", "python", "worker", "machine")

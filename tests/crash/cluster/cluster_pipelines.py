@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from tests.crash.harness import ROOT, kill_all
-from tests.processes import until
+from tests.servers.processes import until
 
 __all__ = ["PLACES", "Places", "run_pipelines_with_kills"]
 

@@ -14,7 +14,7 @@ from tests.crash.cluster.slow_daemon import DOUBLE_COMMITS
 from tests.crash.harness import random_moment, started, why
 from tests.crash.transactions.transaction_job import FLOWS, START
 from tests.crash.transactions.transaction_kills import Events, callers_of, verify
-from tests.processes import until
+from tests.servers.processes import until
 
 __all__ = ["run_transactions_with_speculation"]
 

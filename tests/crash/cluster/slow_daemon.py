@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.spark_ext import daemon
 from penstock.state_store.bucket_store import BucketStore, Handle, State, pointer_of
-from tests.processes import until
+from tests.servers.processes import until
 
 _SIBLING_PATIENCE_S = 10.0
 """No second attempt may come: Spark has no free core, or its own was killed."""

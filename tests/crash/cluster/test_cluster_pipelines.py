@@ -14,7 +14,7 @@ import pytest
 
 from tests.crash.cluster.cluster import Cluster
 from tests.crash.cluster.cluster_pipelines import PLACES, Places, run_pipelines_with_kills
-from tests.s3 import KEY, SECRET, S3Server
+from tests.servers.s3 import KEY, SECRET, S3Server
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 

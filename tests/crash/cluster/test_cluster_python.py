@@ -9,7 +9,7 @@ import pytest
 from penstock.spark_ext.daemon import DAEMON
 from tests.crash.cluster.cluster import Cluster
 from tests.crash.harness import started
-from tests.processes import until
+from tests.servers.processes import until
 from tests.spark.pythons import python_without_penstock
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]

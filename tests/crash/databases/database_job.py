@@ -34,8 +34,8 @@ from penstock.procedures.in_process.command_log import CommandLog
 from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
 from penstock.procedures.partitions.design import PartitionDesign
 from penstock.procedures.partitions.partitioned_tables import State
-from tests.procedures import interpreted
-from tests.workflows import Drawn, state_bytes, workflows
+from tests.transactions.procedures import interpreted
+from tests.transactions.workflows import Drawn, state_bytes, workflows
 
 ACKNOWLEDGED = "acknowledged"
 Recovery = Literal["weak", "strong"]

@@ -9,7 +9,7 @@ import pyarrow as pa
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.programs.oltp import OLTP
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
-from tests.procedures import interpreted
+from tests.transactions.procedures import interpreted
 
 SIZE = 10
 """The requests of a call."""

@@ -25,7 +25,7 @@ from tests.crash.harness import ROOT, partitions_to_run, repeat_kills
 from tests.crash.power.disk import Disk, file_systems
 from tests.models.clients import Clients, step
 from tests.models.linearizability import keys_that_are_not_linearizable
-from tests.processes import until
+from tests.servers.processes import until
 
 __all__ = ["Servers", "run_with_cuts", "run_with_kills"]
 

@@ -12,7 +12,7 @@ from penstock._failpoints import LOG_POINTS, P_STREAM_POINTS, TAKEOVER_POINTS
 from tests.crash.databases.replica_kills import Servers, run_with_cuts, run_with_kills
 from tests.crash.power.disk import can_mount
 from tests.models.clients import Clients
-from tests.processes import until
+from tests.servers.processes import until
 
 pytestmark = pytest.mark.crash
 

@@ -15,9 +15,9 @@ import pytest
 from tests.conformance.test_full_disk import filled, mounted_disk
 from tests.crash.graphs.window_kills import FILE_S, JOINED, PATIENCE_S
 from tests.crash.harness import random_moment, started, why
-from tests.processes import until
+from tests.oracles.table3 import found, same
+from tests.servers.processes import until
 from tests.spark.queries import Input
-from tests.table3 import found, same
 
 pytestmark = [
     pytest.mark.crash,

@@ -15,7 +15,7 @@ from penstock.dataflow.nodes import PushedScan, topological
 from penstock.spark_ext.sources.parquet_reader import RANGE
 from tests.crash.graphs.parquet_job import SCHEMA, SIZE_S, SLIDE_S, WHERE, graph
 from tests.crash.graphs.window_kills import Workload, run_with_kills
-from tests.table3 import Windows, rows_of
+from tests.oracles.table3 import Windows, rows_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 from benchmarks.streams import REAL
 from tests.crash.harness import kill_all, processes_of, random_moment, started, why
 from tests.crash.p_streams.p_stream_kills import is_worker, verify_trace
-from tests.processes import until
+from tests.oracles.table3 import expected, found, same
+from tests.servers.processes import until
 from tests.spark.queries import Input
-from tests.table3 import expected, found, same
 
 PATIENCE_S = 300.0
 FILE_S = 8

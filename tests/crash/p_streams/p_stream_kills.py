@@ -18,7 +18,7 @@ from penstock.checkpointing.p_stream import PStream, PStreamReader
 from tests.crash.harness import TRACE, kill_all, processes_of, random_moment, started, why
 from tests.crash.p_streams.p_stream_writer import SCHEMA
 from tests.models.replay import replay, trace_in
-from tests.processes import until
+from tests.servers.processes import until
 
 _PATIENCE_S = 300.0
 _DRIVER, _WRITER = "p_streams/p_stream_job.py", "p_streams/p_stream_writer.py"

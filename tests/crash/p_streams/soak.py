@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader
 from tests.crash.p_streams.p_stream_kills import Chain
-from tests.processes import until
+from tests.servers.processes import until
 
 _SAMPLES = 60
 _SLACK = 1.25

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.checkpointing.p_stream import PStream
 from tests.crash.harness import ROOT, kill_all, random_moment
-from tests.processes import until
+from tests.servers.processes import until
 
 SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
 KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 1)

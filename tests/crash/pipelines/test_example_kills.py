@@ -16,8 +16,8 @@ import pytest
 
 from penstock.checkpointing.p_stream import PStreamReader
 from tests.crash.pipelines.commands import KILLS, SEED, Commands, kill_some, stream_rows
-from tests.kafka import Broker, Record, broker, connector_jars
-from tests.servers import Mosquitto, PostgreSql, Redis
+from tests.servers.kafka import Broker, Record, broker, connector_jars
+from tests.servers.servers import Mosquitto, PostgreSql, Redis
 
 __all__ = ["broker"]
 

@@ -13,7 +13,7 @@ import pytest
 from penstock.checkpointing.p_stream import PStream, PStreamReader
 from tests.crash.harness import ROOT
 from tests.long_tests import long_but
-from tests.processes import until
+from tests.servers.processes import until
 
 pytestmark = pytest.mark.crash
 

@@ -16,7 +16,7 @@ from penstock import _failpoints
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.pipelines.run import run_to_end
-from tests.local_steps import SCHEMA, STEPS, steps_at, updates
+from tests.samples.local_steps import SCHEMA, STEPS, steps_at, updates
 
 POINTS = [*_failpoints.LOCAL_POINTS, "state.after_publish", "sink.before_commit"]
 JOINED = [step for step in STEPS if step != "budget"] + ["join", "union"]

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.processes import until
+from tests.servers.processes import until
 
 __all__ = ["Disk", "can_mount", "disks", "file_systems"]
 

@@ -22,7 +22,7 @@ from tests.crash.harness import FILE_MANAGERS, count_batches, kill_all, random_m
 from tests.crash.power.disk import Disk, disks, file_systems
 from tests.crash.power.power_job import BROKEN, CHECKPOINTS, FILE_MANAGER, STREAMS, Queries
 from tests.crash.power.power_source import Source
-from tests.processes import until
+from tests.servers.processes import until
 from tests.spark.queries import fresh_workers
 
 __all__ = ["Place", "a_driver", "a_session", "run_with_cuts"]

@@ -22,7 +22,7 @@ from penstock.spark_ext.graph.handle import RunningGraph
 from tests.crash.power.power_known_bad import DAEMON, SOURCES
 from tests.crash.power.power_source import CALLS, KINDS, SCHEMA, WINDOW_S
 from tests.crash.power.power_transactions import NUMBER, spend
-from tests.processes import until
+from tests.servers.processes import until
 from tests.spark.conftest import lean_session
 from tests.spark.queries import limits
 

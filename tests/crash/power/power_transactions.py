@@ -12,7 +12,7 @@ from penstock import abort
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.errors import InvalidUsageError
 from penstock.procedures.requests.client import ANSWERS_PLACE
-from tests.merged_log import check_merged_log
+from tests.transactions.merged_log import check_merged_log
 
 __all__ = ["NUMBER", "Requests", "check_transactions", "spend"]
 

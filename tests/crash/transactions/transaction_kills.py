@@ -20,9 +20,9 @@ from tests.crash.harness import count_batches, kill_all, random_moment, started,
 from tests.crash.transactions import transaction_job
 from tests.crash.transactions.callers import Callers
 from tests.crash.transactions.transaction_job import CALLS, FLOWS, IS_LONG, NUMBER, Flow
-from tests.merged_log import check_merged_log
-from tests.processes import until
-from tests.workflows import state_bytes, table_bytes
+from tests.servers.processes import until
+from tests.transactions.merged_log import check_merged_log
+from tests.transactions.workflows import state_bytes, table_bytes
 
 _JOB = "transactions/transaction_job.py"
 _ROWS = 800

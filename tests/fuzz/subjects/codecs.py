@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from penstock.compression import Block, Chooser, TableBlock, decode, encode, encode_table
 from penstock.compression.codecs.registry import CODECS
-from tests.columns import sliced
 from tests.fuzz.case import Case
+from tests.samples.columns import sliced
 
 _COLUMNS = 6
 _BLOCKS = 3

@@ -20,7 +20,7 @@ from penstock.checkpointing.p_stream import PStreamReader
 from penstock.dataflow import Graph
 from penstock.dataflow.nodes import StreamTableJoin, UpdateQueue, Window, topological
 from tests.fuzz.case import Case
-from tests.graphs import rounded, rows_of
+from tests.oracles.graphs import rounded, rows_of
 from tests.spark.queries import PATIENCE_S, Input
 
 _SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "n": pa.int64(), "v": pa.float64()})

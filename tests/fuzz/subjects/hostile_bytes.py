@@ -32,16 +32,16 @@ from penstock.windows.panes import new_panes
 from penstock.windows.shared_watermark import SeveralPanes
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
+from tests.checkpoints.states import RowState
 from tests.fuzz.case import Case
 from tests.fuzz.subjects import codecs
-from tests.hostile import GONE, STRANGE, changed, places, rewrite, unit_in
-from tests.naive import Update
-from tests.naive_join import Tuple
-from tests.naive_panes import Row
+from tests.oracles.naive import Update
+from tests.oracles.naive_join import Tuple
+from tests.oracles.naive_panes import Row
 from tests.property.operators.joins import test_update_join
 from tests.property.windows import test_panes, test_row_windows
-from tests.states import RowState
-from tests.streams import ARRIVAL_STREAM, STREAM, WEIGHTED_STREAM, enqueue, through_bytes
+from tests.samples.hostile import GONE, STRANGE, changed, places, rewrite, unit_in
+from tests.samples.streams import ARRIVAL_STREAM, STREAM, WEIGHTED_STREAM, enqueue, through_bytes
 
 _BLOCKS = 30
 _UNITS = 30

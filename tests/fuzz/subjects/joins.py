@@ -9,7 +9,7 @@ import pyarrow as pa
 
 import penstock
 from tests.fuzz.case import Case
-from tests.naive_join import NaiveJoin, Tuple
+from tests.oracles.naive_join import NaiveJoin, Tuple
 from tests.spark.queries import Input, Place, fresh_workers
 
 _CONDITIONS = [None, "b <> c", "b > 7", "(b + c) % 3 = 0 AND c <> 1"]

@@ -39,10 +39,10 @@ from penstock.spark_ext.worker.queue_operator import QueueOperator
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 from penstock.state_store.cache import StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.checkpoints.states import AtOnce
 from tests.fuzz.case import Case
-from tests.naive import Update
-from tests.states import AtOnce
-from tests.streams import STREAM, arrivals_of, rows_of
+from tests.oracles.naive import Update
+from tests.samples.streams import STREAM, arrivals_of, rows_of
 
 __all__ = ["check", "run_case"]
 

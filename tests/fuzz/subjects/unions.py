@@ -8,7 +8,7 @@ import pyarrow as pa
 
 import penstock
 from tests.fuzz.case import Case
-from tests.naive_union import NaiveUnion, Tuple
+from tests.oracles.naive_union import NaiveUnion, Tuple
 from tests.spark.model import LONGS
 from tests.spark.queries import Input, Place, fresh_workers
 

@@ -12,7 +12,7 @@ import penstock
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.spark_ext.border.types import spark_schema
 from tests.fuzz.case import Case
-from tests.naive import NaiveQueue, Update
+from tests.oracles.naive import NaiveQueue, Update
 from tests.spark.model import LONGS, Model, random_batches, updates_table
 from tests.spark.queries import PATIENCE_S, Input, Place, fresh_workers
 

@@ -25,7 +25,7 @@ from penstock.checkpointing.p_stream import (
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.segments import writer_of
 from penstock.errors import FencedError, InvalidUsageError
-from tests.interrupted_files import InterruptedFiles
+from tests.checkpoints.interrupted_files import InterruptedFiles
 from tests.long_tests import examples
 
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.errors import CorruptDataError
-from tests.columns import KINDS, arrays
+from tests.samples.columns import KINDS, arrays
 
 _JSON = st.recursive(
     st.none()

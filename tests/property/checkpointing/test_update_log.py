@@ -20,7 +20,7 @@ from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.checkpointing.p_stream.update_log.compaction import compact
 from penstock.checkpointing.p_stream.update_log.newest import newest_rows
-from tests.interrupted_files import InterruptedFiles
+from tests.checkpoints.interrupted_files import InterruptedFiles
 from tests.long_tests import examples
 
 SCHEMA = pa.schema({"n": pa.int64(), "k": pa.string(), "t": pa.int64(), "gone": pa.bool_()})

@@ -30,8 +30,8 @@ from penstock.compression import (
 )
 from penstock.compression.codecs import CODECS, decode_stream
 from penstock.errors import CorruptDataError, InvalidUsageError
-from tests.columns import KINDS, arrays
 from tests.long_tests import examples
+from tests.samples.columns import KINDS, arrays
 
 MUTATIONS = int(os.environ.get("PENSTOCK_FUZZ_MUTATIONS") or examples(25_000))
 """`script/fuzz` has more."""

@@ -15,8 +15,8 @@ from penstock.compression.codecs import CODECS, decode_stream, encode_light, enc
 from penstock.compression.codecs.registry import cascade_of
 from penstock.compression.kernels.bits import Ints
 from penstock.errors import CorruptDataError, InvalidUsageError
-from tests.coded import streams, through_bytes
 from tests.long_tests import examples
+from tests.samples.coded import streams, through_bytes
 
 CASCADES: list[Cascade] = [
     *(tuple(name.split(">")) for name in CODECS if not name.startswith("decimal_")),

@@ -23,9 +23,9 @@ from penstock.compression.kernels import bits
 from penstock.compression.kernels.bits import SUB_BLOCK, Ints, Step
 from penstock.compression.kernels.text import MOST_DISTINCT, are_equal, counts_of, offsets_of, texts_of
 from penstock.errors import CorruptDataError
-from tests.coded import WIDTHS, streams, through_bytes
 from tests.long_tests import examples
-from tests.naive import packed_lanes, packed_run, runs_of, simple8b_words, variable_bytes
+from tests.oracles.naive import packed_lanes, packed_run, runs_of, simple8b_words, variable_bytes
+from tests.samples.coded import WIDTHS, streams, through_bytes
 
 LOSSY: Cascade = ("quantized_0.125", "base_delta", "ns")
 

@@ -22,8 +22,8 @@ from penstock.compression.texts.token_decoder import decode_tokens
 from penstock.compression.texts.token_encoder import encode_tokens
 from penstock.compression.texts.token_streams import fits
 from penstock.errors import CorruptDataError, InvalidUsageError
-from tests.columns import sliced
 from tests.golden.make_fixtures import TOKENS, texts_of_golden_tokens
+from tests.samples.columns import sliced
 
 LITERAL, WORD, NUMBER = 0, 1, 2
 WORDS = st.sampled_from(["a", "view", "x1y2", "", "Zürich", "longer than sixteen bytes", "0", "007"])

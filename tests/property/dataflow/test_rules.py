@@ -21,8 +21,8 @@ from penstock.dataflow.rules import (
     split_conjunctions,
     to_fixed_point,
 )
-from tests.graphs import rows_of
 from tests.long_tests import examples
+from tests.oracles.graphs import rows_of
 
 _SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int32(), "g": pa.string(), "n": pa.int32(), "x": pa.float64()})
 _TABLE = pa.schema({"k": pa.int32(), "c": pa.int32()})

@@ -10,7 +10,13 @@ import pytest
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.search import Found, Limits, search
 from penstock.designing.workload import Workload
-from tests.designs import naive_cost, partitions_of, random_database, random_transactions, trace_of
+from tests.transactions.designs import (
+    naive_cost,
+    partitions_of,
+    random_database,
+    random_transactions,
+    trace_of,
+)
 
 NO_ROUTES = 8
 

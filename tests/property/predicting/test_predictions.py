@@ -31,10 +31,10 @@ from penstock.procedures.partitions.predicted import guard_kernels, guards, run
 from penstock.procedures.partitions.predicted.call import MOST_KEPT_ENTRIES, UndoLog
 from penstock.procedures.partitions.predicted.prediction import Prediction
 from penstock.procedures.schema import TableSpec
-from tests import naive_walks
-from tests.procedures import interpreted, interpreted_source
+from tests.oracles import naive_walks
 from tests.property.procedures.partitions.test_partitions import BANK, RANGES, Call, calls, tables
 from tests.property.procedures.partitions.test_partitions import run as run_calls
+from tests.transactions.procedures import interpreted, interpreted_source
 
 WRITES = [False, True, True]
 NUMBERS = st.integers(-(2**63), 2**63 - 1)

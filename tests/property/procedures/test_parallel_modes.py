@@ -21,8 +21,8 @@ from penstock.procedures.parallel.access_sets import AccessSets
 from penstock.procedures.parallel.code import parallel_source
 from penstock.procedures.parallel.evaluation import Evaluation
 from penstock.procedures.parallel.planning import MODES
-from tests.procedures import define, interpreted, interpreted_source
-from tests.workflows import state_bytes
+from tests.transactions.procedures import define, interpreted, interpreted_source
+from tests.transactions.workflows import state_bytes
 
 EVENT = (
     "op int NOT NULL, k bigint, m bigint NOT NULL, s string, amount bigint NOT NULL, "

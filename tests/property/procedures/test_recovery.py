@@ -21,8 +21,8 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.open_database import OpenDatabase
 from tests.long_tests import examples
-from tests.procedures import define, interpreted, tables_of
-from tests.workflows import ROUNDS, Drawn, state_bytes, workflows
+from tests.transactions.procedures import define, interpreted, tables_of
+from tests.transactions.workflows import ROUNDS, Drawn, state_bytes, workflows
 
 
 class CrashError(Exception):

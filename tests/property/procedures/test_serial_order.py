@@ -15,9 +15,9 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.plain.tables import PlainTables
-from tests.procedures import comparable, define, interpreted, results_of
-from tests.streams import through_bytes
-from tests.workflows import state_bytes
+from tests.samples.streams import through_bytes
+from tests.transactions.procedures import comparable, define, interpreted, results_of
+from tests.transactions.workflows import state_bytes
 
 ARROW = {
     "bigint": pa.int64(),

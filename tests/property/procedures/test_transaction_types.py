@@ -16,8 +16,16 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.plain.tables import PlainTables
-from tests.procedures import comparable, contents, define, events_of, interpreted, plain, results_of
-from tests.streams import through_bytes
+from tests.samples.streams import through_bytes
+from tests.transactions.procedures import (
+    comparable,
+    contents,
+    define,
+    events_of,
+    interpreted,
+    plain,
+    results_of,
+)
 
 EVENT = "k binary, d decimal(9, 3), w decimal(18, 0), n bigint, raw binary"
 RETURNS = "p decimal(12, 2), raw binary, whole bigint, real double"

@@ -18,7 +18,8 @@ from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.plain.tables import PlainTables
 from tests.long_tests import long_but
-from tests.procedures import (
+from tests.samples.streams import through_bytes
+from tests.transactions.procedures import (
     EVENTS,
     bank,
     comparable,
@@ -30,7 +31,6 @@ from tests.procedures import (
     results_of,
     sources,
 )
-from tests.streams import through_bytes
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -21,8 +21,16 @@ from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.plain.tables import PlainTables
 from penstock.procedures.texts import TextNumbers
 from tests.long_tests import examples
-from tests.procedures import comparable, contents, define, events_of, interpreted, plain, results_of
-from tests.streams import through_bytes
+from tests.samples.streams import through_bytes
+from tests.transactions.procedures import (
+    comparable,
+    contents,
+    define,
+    events_of,
+    interpreted,
+    plain,
+    results_of,
+)
 
 EVENT = "b decimal(38, 6), c decimal(20, 0), w decimal(30, 0), n bigint, cs array<decimal(20, 0)>"
 RETURNS = "b decimal(38, 6), c decimal(30, 0), n bigint"

@@ -20,9 +20,9 @@ from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.batches import batch_bounds
 from penstock.procedures.workflows.rejections import take_texts
 from penstock.procedures.workflows.workflow import Workflow
-from tests.procedures import comparable, define, interpreted, results_of
-from tests.streams import through_bytes
-from tests.workflows import (
+from tests.samples.streams import through_bytes
+from tests.transactions.procedures import comparable, define, interpreted, results_of
+from tests.transactions.workflows import (
     ROUNDS,
     Drawn,
     NaiveWindow,

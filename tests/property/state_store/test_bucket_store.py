@@ -18,7 +18,7 @@ from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
 from penstock.state_store.cache import StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
-from tests.states import DictState, Later, content_of, names_of
+from tests.checkpoints.states import DictState, Later, content_of, names_of
 
 CHANGES = st.dictionaries(
     st.integers(0, 9), st.none() | st.integers(0, 300).map(lambda size: b"x" * size), max_size=6

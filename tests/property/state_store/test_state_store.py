@@ -28,8 +28,8 @@ from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, number_of, pointer_of
 from penstock.state_store.cache import LoadedState, StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.checkpoints.states import Later, RowState
 from tests.long_tests import examples
-from tests.states import Later, RowState
 
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("n", pa.int32())])
 RETAIN = 2

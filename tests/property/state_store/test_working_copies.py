@@ -34,10 +34,11 @@ from penstock.state_store.cache import StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
 from penstock.state_store.tables.rocksdb_table import RocksdbTable
 from penstock.state_store.tables.working_copy import TableMaker, WorkingCopy, table_maker
+from tests.checkpoints.states import Later
+from tests.checkpoints.tables import DictTable
 from tests.long_tests import examples
-from tests.naive import NaiveQueue, Update
-from tests.states import Later
-from tests.streams import (
+from tests.oracles.naive import NaiveQueue, Update
+from tests.samples.streams import (
     ARRIVAL_STREAM,
     POLICIES,
     STREAM,
@@ -48,7 +49,6 @@ from tests.streams import (
     through_bytes,
     updates,
 )
-from tests.tables import DictTable
 
 STEPS = st.lists(
     st.one_of(

@@ -36,7 +36,7 @@ from penstock.windows.layout import ENTRY_PANE, START, ClosedWindows, WindowLayo
 from penstock.windows.shared_watermark import SeveralPanes
 from penstock.windows.spec import WindowSpec
 from tests.long_tests import long_but
-from tests.naive_panes import Row, Windows, aggregated, batches_of
+from tests.oracles.naive_panes import Row, Windows, aggregated, batches_of
 
 PARTIALS = (
     Partial("count", "*", "rows"),

@@ -19,7 +19,7 @@ from penstock.windows.panes import new_panes
 from penstock.windows.sessions import session_kernels
 from penstock.windows.spec import WindowSpec
 from tests.long_tests import examples
-from tests.naive_windows import Event, Sessions
+from tests.oracles.naive_windows import Event, Sessions
 from tests.property.windows.test_panes import stored
 
 GROUPS = pa.schema([pa.field("group", pa.string())])

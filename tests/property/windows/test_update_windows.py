@@ -19,7 +19,7 @@ from penstock.operators.scheduling.weights import GroupKey, KeyWeights
 from penstock.windows.layout import START
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
-from tests.naive_panes import Row, Windows, aggregated, batches_of
+from tests.oracles.naive_panes import Row, Windows, aggregated, batches_of
 from tests.property.windows import test_row_windows
 from tests.property.windows.test_panes import AGGREGATES, ROWS, entries_of, layout_of, stored
 

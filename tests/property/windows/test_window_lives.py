@@ -14,7 +14,7 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows
-from tests.naive_panes import Row, Windows, aggregated
+from tests.oracles.naive_panes import Row, Windows, aggregated
 from tests.property.windows.test_panes import AGGREGATES, layout_of, stored
 from tests.property.windows.test_update_windows import served
 

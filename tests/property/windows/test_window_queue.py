@@ -17,8 +17,8 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import ONE
 from penstock.windows.update.queue import WindowQueue
 from penstock.windows.update.results import KeyState, ServedWindows, WindowMode
-from tests.naive_windows import NaiveWindows, Window
-from tests.streams import POLICIES, through_bytes
+from tests.oracles.naive_windows import NaiveWindows, Window
+from tests.samples.streams import POLICIES, through_bytes
 
 PAYLOAD = pa.schema([("value", pa.int64()), ("text", pa.string())])
 MODES = st.sampled_from([WindowMode.LAZY, WindowMode.EAGER])

@@ -24,11 +24,11 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.spark_ext.api.register import remove_metrics
 from penstock.spark_ext.worker import python_workers
-from tests.procedures import define
 from tests.spark.conftest import Sessions, lean_server
 from tests.spark.connect_server import ConnectServer, classic_functions, lacks_client
 from tests.spark.p_streams import append, numbers, run, stream
 from tests.spark.queries import PATIENCE_S, SCHEMA, Input, Place, quotes
+from tests.transactions.procedures import define
 
 pytestmark = [
     pytest.mark.spark,

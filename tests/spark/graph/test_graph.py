@@ -20,8 +20,8 @@ from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWrite
 from penstock.dataflow import Graph
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 from penstock.spark_ext.graph.handle import RunningGraph
-from tests.graphs import rounded, rows_of
 from tests.long_tests import long_but
+from tests.oracles.graphs import rounded, rows_of
 from tests.spark.queries import PATIENCE_S, SCHEMA, Input, limits, needs_admission_control, quotes, settings
 
 pytestmark = pytest.mark.spark

@@ -18,9 +18,9 @@ from penstock.errors import InvalidUsageError
 from penstock.spark_ext.graph import frames, lookup_tables
 from penstock.spark_ext.graph.lookup_tables import LookupLimits
 from tests.long_tests import long_but
-from tests.naive_join import NaiveJoin, Tuple
-from tests.naive_union import NaiveUnion
-from tests.naive_union import Tuple as Ranked
+from tests.oracles.naive_join import NaiveJoin, Tuple
+from tests.oracles.naive_union import NaiveUnion
+from tests.oracles.naive_union import Tuple as Ranked
 from tests.spark.queries import PATIENCE_S, Input, quotes
 
 pytestmark = pytest.mark.spark

@@ -14,9 +14,9 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.jobs.pipelines.start import start_pipeline
 from penstock.spark_ext.kafka.decode import decode_kafka
-from tests.kafka import Broker, Record, broker
 from tests.long_tests import long_but
-from tests.processes import until
+from tests.servers.kafka import Broker, Record, broker
+from tests.servers.processes import until
 from tests.spark.kafka_pipelines import change, pipeline, quote, spark, values
 
 __all__ = ["broker", "spark"]

@@ -17,9 +17,9 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.records.registry import SchemaRegistry
 from penstock.spark_ext.kafka.decode import decode_kafka
-from tests.kafka import Broker, Record, broker
 from tests.long_tests import long_but
-from tests.registry import Registry, frame
+from tests.servers.kafka import Broker, Record, broker
+from tests.servers.registry import Registry, frame
 from tests.spark.kafka_pipelines import pipeline, spark, values
 
 __all__ = ["broker", "spark"]

@@ -20,8 +20,8 @@ from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.pipelines.run import run_to_end
-from tests.kafka import Broker, Record, broker
-from tests.processes import until
+from tests.servers.kafka import Broker, Record, broker
+from tests.servers.processes import until
 from tests.spark.kafka_pipelines import change, quote, spark
 
 __all__ = ["broker", "spark"]

@@ -17,7 +17,7 @@ import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.run import run_to_end
-from tests.naive_join import Change, DeletingJoin
+from tests.oracles.naive_join import Change, DeletingJoin
 from tests.spark.queries import Input, Place
 
 pytestmark = pytest.mark.spark

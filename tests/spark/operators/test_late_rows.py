@@ -22,7 +22,7 @@ from penstock.operators.update_stream.options import parse_ms
 from penstock.spark_ext.api.metrics import metrics
 from penstock.spark_ext.kafka.decode import decode_kafka
 from tests.long_tests import long_but
-from tests.naive_windows import Event, Sessions
+from tests.oracles.naive_windows import Event, Sessions
 from tests.spark.queries import PATIENCE_S, Place, files_of_batches
 
 pytestmark = pytest.mark.spark

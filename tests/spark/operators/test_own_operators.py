@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock
-from tests.operators import NotedTotals, Totals
+from tests.samples.operators import NotedTotals, Totals
 from tests.spark.queries import SCHEMA, Place, fresh_workers, quotes
 
 pytestmark = pytest.mark.spark

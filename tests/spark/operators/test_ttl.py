@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.pipelines.run import run_to_end
-from tests.naive_join import Tuple
+from tests.oracles.naive_join import Tuple
 from tests.property.operators.joins.test_join_lives import ExpiringModel
 from tests.spark.queries import Input, Place
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 
 import penstock
 from penstock.errors import InvalidUsageError
-from tests.naive_join import NaiveJoin, Tuple
+from tests.oracles.naive_join import NaiveJoin, Tuple
 from tests.spark.queries import Input, Place, failure, fresh_workers, quotes
 
 pytestmark = pytest.mark.spark

@@ -24,8 +24,8 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.spark_ext.api.register import remove_metrics
 from tests.long_tests import long_but
-from tests.naive import Update
-from tests.naive_weighted import NaiveWeightedQueue
+from tests.oracles.naive import Update
+from tests.oracles.naive_weighted import NaiveWeightedQueue
 from tests.spark.model import LONGS, Model, newest_of, random_batches, updates_table
 from tests.spark.queries import Place, failure, quotes, settings, wait
 

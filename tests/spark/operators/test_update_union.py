@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock.errors import InvalidUsageError
 from tests.long_tests import long_but
-from tests.naive_union import NaiveUnion, Tuple
+from tests.oracles.naive_union import NaiveUnion, Tuple
 from tests.spark.queries import Input, Place, failure, quotes
 
 pytestmark = pytest.mark.spark

@@ -21,8 +21,8 @@ from penstock.jobs.pipelines.run import run_to_end
 from penstock.market import Market
 from penstock.spark_ext.border.connection import is_connect
 from tests import combinations
-from tests.jars import MissingJarsError
-from tests.kafka import Broker, Record, broker, connector_jars, leave_jars
+from tests.servers.jars import MissingJarsError
+from tests.servers.kafka import Broker, Record, broker, connector_jars, leave_jars
 from tests.spark.conftest import Sessions
 from tests.spark.queries import SCHEMA, Input, Row, quotes
 

@@ -15,7 +15,7 @@ from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.cli import app
 from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.jobs.pipelines.run import run_to_end
-from tests.local_steps import SCHEMA, STEPS, steps_at, tally_serially, updates
+from tests.samples.local_steps import SCHEMA, STEPS, steps_at, tally_serially, updates
 
 
 def run_parts(

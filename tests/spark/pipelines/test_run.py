@@ -37,7 +37,7 @@ from penstock.market import Market
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from penstock.state_store.location import find_operators
 from tests.long_tests import long_but
-from tests.processes import until
+from tests.servers.processes import until
 from tests.spark.queries import limits, needs_admission_control
 
 pytestmark = pytest.mark.spark

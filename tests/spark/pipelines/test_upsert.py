@@ -17,8 +17,8 @@ import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.run import run_to_end
-from tests.processes import until
-from tests.servers import PostgreSql
+from tests.servers.processes import until
+from tests.servers.servers import PostgreSql
 from tests.spark.queries import SCHEMA, Input, quotes
 
 pytestmark = pytest.mark.spark

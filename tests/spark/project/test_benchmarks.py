@@ -13,7 +13,7 @@ import pytest
 from benchmarks import trigger_intervals
 from benchmarks.harness import run_contender
 from benchmarks.paper.s_store import spark_redis
-from tests.servers import PostgreSql
+from tests.servers.servers import PostgreSql
 from tests.spark.queries import needs_admission_control
 
 pytestmark = pytest.mark.spark

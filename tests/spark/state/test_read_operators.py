@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock
 from penstock.errors import InvalidUsageError
-from tests.naive_join import NaiveJoin, Tuple
+from tests.oracles.naive_join import NaiveJoin, Tuple
 from tests.spark.queries import Input, Place, quotes
 from tests.spark.state.test_gc import inspected
 

@@ -22,9 +22,9 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from penstock.state_store.location import Operator, find_operators
 from penstock.state_store.survey import survey_bucket
+from tests.checkpoints.states import links_of
 from tests.long_tests import long_but
 from tests.spark.queries import Place, quotes, settings, wait
-from tests.states import links_of
 
 pytestmark = pytest.mark.spark
 

@@ -22,7 +22,7 @@ from penstock.errors import InvalidUsageError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from penstock.state_store.tables.scratch import PREFIX
 from tests.long_tests import long_but
-from tests.naive import Update
+from tests.oracles.naive import Update
 from tests.spark.model import LONGS, Model, random_batches, updates_table
 from tests.spark.queries import Place, failure, fresh_workers, quotes, settings, wait
 

@@ -14,7 +14,7 @@ import penstock
 from penstock.checkpointing.files import open_files
 from penstock.state_store.location import find_operators
 from penstock.state_store.survey import survey_bucket
-from tests.s3 import KEY, SECRET, Request, S3Server
+from tests.servers.s3 import KEY, SECRET, Request, S3Server
 from tests.spark.queries import Place, fresh_workers, quotes
 
 pytestmark = pytest.mark.spark

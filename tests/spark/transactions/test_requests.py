@@ -22,9 +22,9 @@ from penstock.jobs.pipelines.databases import databases_in
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.procedures.databases import Database
 from tests.long_tests import long_but
-from tests.merged_log import check_merged_log
 from tests.spark.queries import Input, Place, failure, fresh_workers, limits
-from tests.workflows import state_bytes, table_bytes
+from tests.transactions.merged_log import check_merged_log
+from tests.transactions.workflows import state_bytes, table_bytes
 
 pytestmark = pytest.mark.spark
 

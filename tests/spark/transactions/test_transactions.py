@@ -21,8 +21,8 @@ from penstock.jobs.inspect.database import read_databases
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.procedures.databases import Database
 from tests.long_tests import long_but
-from tests.procedures import define
 from tests.spark.queries import Input, Place, failure, fresh_workers
+from tests.transactions.procedures import define
 
 pytestmark = pytest.mark.spark
 

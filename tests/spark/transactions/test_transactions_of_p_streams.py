@@ -20,9 +20,9 @@ from penstock.spark_ext.api.transactions import PlannedTransactions, plan_transa
 from penstock.spark_ext.border.transaction_packing import Route
 from penstock.spark_ext.graph import frames
 from tests.long_tests import long_but
-from tests.procedures import comparable, define
 from tests.spark.queries import PATIENCE_S, Place, limits, settings
-from tests.workflows import state_bytes, table_bytes
+from tests.transactions.procedures import comparable, define
+from tests.transactions.workflows import state_bytes, table_bytes
 
 pytestmark = pytest.mark.spark
 

@@ -16,8 +16,8 @@ from benchmarks.streams import bids
 from penstock.dataflow import Graph
 from penstock.spark_ext.border.types import spark_schema
 from tests.long_tests import long_but
+from tests.oracles.table3 import Windows, cut, found, rows_of, same, slowly
 from tests.spark.queries import PATIENCE_S, Input
-from tests.table3 import Windows, cut, found, rows_of, same, slowly
 
 pytestmark = pytest.mark.spark
 

@@ -24,8 +24,7 @@ from penstock.jobs.pipelines.run import run_to_end
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.sources.parquet_reader import parquet_files
 from tests.long_tests import long_but
-from tests.spark.queries import PATIENCE_S, Input, limits
-from tests.table3 import (
+from tests.oracles.table3 import (
     Windows,
     campaigns,
     cut,
@@ -38,6 +37,7 @@ from tests.table3 import (
     starting,
     stream_of,
 )
+from tests.spark.queries import PATIENCE_S, Input, limits
 
 pytestmark = pytest.mark.spark
 

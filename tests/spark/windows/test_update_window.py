@@ -19,8 +19,8 @@ from penstock.dataflow import Graph, graph
 from penstock.dataflow.nodes import Node
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.graph.frames import Frames
-from tests.aggregates import Spread, WeightedMean
 from tests.long_tests import long_but
+from tests.samples.aggregates import Spread, WeightedMean
 from tests.spark.queries import Place, failure, fresh_workers
 
 pytestmark = pytest.mark.spark

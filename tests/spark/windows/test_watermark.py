@@ -15,8 +15,8 @@ from penstock.dataflow import Graph
 from penstock.dataflow.nodes import PushedScan, topological
 from penstock.spark_ext.border.types import spark_schema
 from tests.long_tests import long_but
+from tests.oracles.table3 import starting
 from tests.spark.queries import PATIENCE_S, Input
-from tests.table3 import starting
 
 pytestmark = pytest.mark.spark
 

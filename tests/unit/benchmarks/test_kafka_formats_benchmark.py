@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks import kafka_formats
-from tests.registry import Registry
+from tests.servers.registry import Registry
 
 
 def test_all_contenders_decode_the_same_rows() -> None:

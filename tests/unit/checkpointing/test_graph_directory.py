@@ -14,7 +14,7 @@ from penstock.checkpointing.graph.facts import Markers, facts_of
 from penstock.cli import app
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
-from tests.graph_directories import offset, write_graph, write_logs
+from tests.checkpoints.graph_directories import offset, write_graph, write_logs
 
 
 class Ticks:

@@ -22,9 +22,9 @@ from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableErro
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.clock_record import ClockRecord
 from penstock.state_store.survey import survey_bucket
-from tests.graph_directories import write_graph
-from tests.hostile import every_change, rewrite, unit_in
-from tests.states import RowState
+from tests.checkpoints.graph_directories import write_graph
+from tests.checkpoints.states import RowState
+from tests.samples.hostile import every_change, rewrite, unit_in
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
 ROWS = pa.table({"k": range(4), "text": ["a", None, "b", "c"]}, SCHEMA)

@@ -17,7 +17,7 @@ from penstock.checkpointing.p_unit import CODEC, PACKED, tables
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from tests.golden import make_fixtures, windows
-from tests.streams import assert_same_state, order_of
+from tests.samples.streams import assert_same_state, order_of
 
 FILE = "/state/000000000001-f00.punit"
 

@@ -14,7 +14,7 @@ from penstock.checkpointing.files.s3a import S3A_SETTINGS, keep_s3a, s3a_setting
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.cli import app
 from penstock.errors import InvalidUsageError
-from tests.s3 import KEY, SECRET, S3Server
+from tests.servers.s3 import KEY, SECRET, S3Server
 
 _KEYS = {"access.key": KEY, "secret.key": SECRET}
 _TAKEN = {"access_key_id": KEY, "secret_access_key": SECRET}

@@ -25,7 +25,7 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.partitions.design import PartitionColumns, PartitionDesign
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
-from tests.procedures import interpreted
+from tests.transactions.procedures import interpreted
 
 STORES, ITEMS = 6, 40
 FILE = """

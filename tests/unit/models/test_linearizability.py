@@ -19,7 +19,7 @@ from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.served.server import DatabaseServer
 from tests.models.clients import Call, Clients, counters, step
 from tests.models.linearizability import Operation, is_linearizable, keys_that_are_not_linearizable
-from tests.processes import until
+from tests.servers.processes import until
 
 CALLS = 40
 

@@ -16,7 +16,7 @@ from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.options import Budget
 from tests.long_tests import long_but
-from tests.naive import Update
+from tests.oracles.naive import Update
 from tests.unit.state_store.test_clock_record import Ticking, parcel, queue_task
 
 PROGRAM = """

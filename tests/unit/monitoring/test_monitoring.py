@@ -31,7 +31,7 @@ from penstock.monitoring.prometheus import PrometheusExporter, PrometheusServer
 from penstock.monitoring.table import MetricsList
 from penstock.operators.freshness.standing import Standing
 from penstock.units import parse_address
-from tests.batches import batch, staleness
+from tests.samples.batches import batch, staleness
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "prometheus"
 SECOND = 1_000_000

@@ -30,7 +30,7 @@ from penstock.procedures.language import abort
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import place_tables
 from penstock.procedures.replicas.replica import Replica
-from tests.procedures import interpreted
+from tests.transactions.procedures import interpreted
 
 STORES, ITEMS, PARTITIONS = 8, 10, 4
 

@@ -17,7 +17,7 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.schema import TableSpec
-from tests.procedures import define, interpreted, tables_of
+from tests.transactions.procedures import define, interpreted, tables_of
 
 EVENT = "symbol string, price double, id bigint, n bigint"
 ROWS: dict[str, Any] = {

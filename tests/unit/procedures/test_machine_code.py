@@ -13,7 +13,7 @@ from numba.core.runtime import _nrt_python, rtsys
 from penstock._clock import new_id
 from penstock._kernels import load_generated
 from penstock.errors import InternalError
-from tests.procedures import interpreted_source
+from tests.transactions.procedures import interpreted_source
 
 _HEAD = """import numpy as np
 

@@ -24,7 +24,7 @@ from penstock.procedures.requests.client import RequestClient, request_streams
 from penstock.procedures.requests.messages import ANSWERS, REQUESTS, decode_values, encode_values
 from penstock.procedures.requests.programs import RequestPrograms
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
-from tests.workflows import state_bytes, table_bytes
+from tests.transactions.workflows import state_bytes, table_bytes
 
 
 def make_bank() -> Database:

@@ -9,7 +9,7 @@ from penstock.errors import InvalidUsageError
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.plain.tables import PlainTables
-from tests.procedures import contents, define, events_of, interpreted, plain, results_of
+from tests.transactions.procedures import contents, define, events_of, interpreted, plain, results_of
 from tests.unit.procedures.test_transactions import declare, shop
 
 

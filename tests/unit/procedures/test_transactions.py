@@ -17,7 +17,7 @@ from penstock.procedures.analysis.routing import routing_attribute, routing_obst
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
-from tests.procedures import define, events_of, interpreted, tables_of
+from tests.transactions.procedures import define, events_of, interpreted, tables_of
 
 EVENT = "k bigint, v bigint, s string, f double, ks array<bigint>"
 

@@ -17,7 +17,7 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.workflows.workflow import Workflow
-from tests.procedures import define, interpreted
+from tests.transactions.procedures import define, interpreted
 
 ORDER = "id bigint NOT NULL, amount bigint, prices array<bigint>"
 PLACE = """

@@ -31,7 +31,7 @@ from penstock.jobs.local.pipeline import Places, _output, open_pipeline
 from penstock.jobs.local.run import _batch, _MetricsFile
 from penstock.jobs.pipelines.batches import batch_parts, fold
 from penstock.local_engine.query import LocalBatch
-from tests.browser import CHROMIUM, Page, open_page
+from tests.servers.browser import CHROMIUM, Page, open_page
 
 pytestmark = [
     pytest.mark.long,

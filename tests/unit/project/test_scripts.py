@@ -40,7 +40,7 @@ case "$1 $2" in
 '-m pytest') shift 2; echo "pytest $*"; exit "${FAKE_PYTEST:-0}" ;;
 '-m ruff' | '-m mypy' | '-m mkdocs') exit "${FAKE_LINT:-0}" ;;
 '-m tests.every_kernel') echo "kernels"; exit "${FAKE_KERNELS:-0}" ;;
-'-m tests.kafka') echo "kafka"; exit "${FAKE_KAFKA:-0}" ;;
+'-m tests.servers.kafka') echo "kafka"; exit "${FAKE_KAFKA:-0}" ;;
 esac
 case "$2" in
 *'version_info <'*) exit "${FAKE_PYTHON_OLD:-0}" ;;

@@ -24,7 +24,7 @@ from penstock.records.decoder import NOT_FRAMED, UNKNOWN_SCHEMA
 from penstock.records.framing import read_frames
 from penstock.records.protobuf import protobuf_decoder
 from penstock.records.registry import SchemaRegistry
-from tests.registry import Registry, frame
+from tests.servers.registry import Registry, frame
 
 
 @pytest.fixture

@@ -38,8 +38,8 @@ from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import BucketStore, Pointer
 from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.long_tests import long_but
-from tests.procedures import contents, interpreted, results_of
 from tests.property.procedures.partitions.test_forwarding import BANK, PROGRAM, PROGRAMS, RATES, batch_of
+from tests.transactions.procedures import contents, interpreted, results_of
 
 BUCKETS = 3
 ROWS = [

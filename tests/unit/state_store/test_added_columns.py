@@ -27,7 +27,7 @@ from penstock.spark_ext.worker.queue_operator import QueueOperator
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.descriptions import add_columns, find_added, read_description
 from penstock.state_store.location import SPECIFICATION_FILE
-from tests.streams import through_bytes
+from tests.samples.streams import through_bytes
 
 OLD = pa.schema({"v": pa.int64(), "k": pa.int64(), "t": pa.int64()})
 NEW = pa.schema(

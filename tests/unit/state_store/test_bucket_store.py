@@ -24,8 +24,8 @@ from penstock.state_store.bucket_store import (
     number_of,
 )
 from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.checkpoints.states import DictState, Later, content_of, links_of, names_of
 from tests.golden import make_fixtures
-from tests.states import DictState, Later, content_of, links_of, names_of
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.cache import LoadedState, StateCache
-from tests.states import DictState, links_of
+from tests.checkpoints.states import DictState, links_of
 
 Cache = StateCache[DictState]
 

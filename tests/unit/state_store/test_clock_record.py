@@ -31,8 +31,8 @@ from penstock.state_store.cache import StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
 from penstock.state_store.survey import survey_bucket
 from penstock.state_store.tables.working_copy import WorkingCopy
-from tests.naive import Update
-from tests.streams import STREAM, arrivals_of
+from tests.oracles.naive import Update
+from tests.samples.streams import STREAM, arrivals_of
 from tests.unit.spark_ext.worker.test_window_operator import of_update_window, parcels_of
 
 MS = 1000

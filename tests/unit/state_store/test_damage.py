@@ -13,8 +13,8 @@ from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.checkpoints.states import RowState
 from tests.long_tests import long_but
-from tests.states import RowState
 
 _LOOKS = 5
 """Of so many damages one is looked for without a load, too."""

@@ -14,8 +14,8 @@ from penstock.errors import UnavailableError
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.cache import StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.checkpoints.states import DictState, Later, content_of, links_of
 from tests.long_tests import long_but
-from tests.states import DictState, Later, content_of, links_of
 
 COMMITS = 16
 """How many commits may adopt a snapshot."""

@@ -27,10 +27,10 @@ from penstock.state_store.bucket_store import (
 from penstock.state_store.location import find_operators
 from penstock.state_store.snapshot_rule import SnapshotRule
 from penstock.state_store.survey import BucketSurvey, Chain, delete_garbage, likely_pointer, survey_bucket
-from tests.naive import Update
-from tests.s3 import SECRET, S3Server
-from tests.states import DictState, Later, content_of, links_of, names_of
-from tests.streams import STREAM, enqueue
+from tests.checkpoints.states import DictState, Later, content_of, links_of, names_of
+from tests.oracles.naive import Update
+from tests.samples.streams import STREAM, enqueue
+from tests.servers.s3 import SECRET, S3Server
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

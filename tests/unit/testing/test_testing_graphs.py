@@ -12,9 +12,9 @@ import penstock
 from penstock import abort
 from penstock.errors import InvalidUsageError
 from penstock.testing import AggregateTests, OperatorTests, plugin
-from tests.aggregates import Spread, WeightedMean
 from tests.documents import ROOT
-from tests.operators import Totals
+from tests.samples.aggregates import Spread, WeightedMean
+from tests.samples.operators import Totals
 
 if TYPE_CHECKING:
     from penstock.testing.plugin import OpenDatabaseTest, OpenGraph

@@ -12,7 +12,7 @@ from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import decompose
 from penstock.windows.finish import Finish, Step
 from penstock.windows.layout import START, ClosedWindows
-from tests.graphs import duck_sql
+from tests.oracles.graphs import duck_sql
 
 TIME = pa.timestamp("us", "UTC")
 WINDOW = pa.struct([("start", TIME), ("end", TIME)])

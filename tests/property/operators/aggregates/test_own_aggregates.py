@@ -20,9 +20,9 @@ from penstock.operators.scan.spec import Fragments, Partial, Scan
 from penstock.sql.evaluate import evaluate
 from penstock.sql.expression import Expression
 from penstock.windows.append.sliding import slide
-from tests.aggregates import LogSum, Pairs, Spread, WeightedMean
+from tests.samples.aggregates import LogSum, Pairs, Spread, WeightedMean
 
-PARTIAL = Partial("own", "x", "s", function="tests.aggregates:Spread")
+PARTIAL = Partial("own", "x", "s", function="tests.samples.aggregates:Spread")
 VALUES = st.lists(st.one_of(st.none(), st.integers(-9, 9), st.integers(-(2**40), 2**40)), max_size=20)
 
 
@@ -77,17 +77,17 @@ def test_states_that_are_cut_into_parts_merge_again(sets: list[list[Any]], cut: 
 
 def test_an_aggregate_is_text_that_names_its_class() -> None:
     text = f"2 * {LogSum.of('x')} + max(x)"
-    assert text == "2 * own('tests.aggregates:LogSum', x) + max(x)"
+    assert text == "2 * own('tests.samples.aggregates:LogSum', x) + max(x)"
     split = decompose({"a": text, "b": LogSum.of("x"), "c": Spread.of("x")}, "t")
     assert [(one.kind, one.function) for one in split.partials] == [
-        ("own", "tests.aggregates:LogSum"),
+        ("own", "tests.samples.aggregates:LogSum"),
         ("max", ""),
-        ("own", "tests.aggregates:Spread"),
+        ("own", "tests.samples.aggregates:Spread"),
     ]
     assembly = Assembly.from_decomposition(split)
     assert assembly.own == {
-        "__penstock_own_0": ("own_x", "tests.aggregates:LogSum"),
-        "__penstock_own_1": ("own_x_2", "tests.aggregates:Spread"),
+        "__penstock_own_0": ("own_x", "tests.samples.aggregates:LogSum"),
+        "__penstock_own_1": ("own_x_2", "tests.samples.aggregates:Spread"),
     }
     scan = Scan(("t", "x"), fragments=Fragments(1000, "t", "us", (), split.partials))
     assert Scan.from_json(scan.to_json()) == scan
@@ -107,7 +107,7 @@ def test_a_condition_filters_the_values() -> None:
 
 
 def test_an_aggregate_of_two_values_is_called_with_two() -> None:
-    assert WeightedMean.of("x", "y") == "own('tests.aggregates:WeightedMean', x, y)"
+    assert WeightedMean.of("x", "y") == "own('tests.samples.aggregates:WeightedMean', x, y)"
     for wrong in ((), ("x",), ("x", "y", "z")):
         with pytest.raises(InvalidUsageError, match="another number of values") as raised:
             WeightedMean.of(*wrong)
@@ -140,7 +140,7 @@ def test_rows_in_which_any_value_is_null_are_skipped(sets: list[list[Any]], cut:
     assert means == [above / below if below else None for above, below in totals]
 
 
-TWO = Partial("own", "x", "s", function="tests.aggregates:WeightedMean")
+TWO = Partial("own", "x", "s", function="tests.samples.aggregates:WeightedMean")
 
 
 def numbers(count: int) -> pa.DataType:
@@ -178,18 +178,21 @@ def test_no_kernel_runs_over_another_number_of_values(partial: Partial, given: i
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ("own('tests.aggregates:Spread')", "not called with its name and values"),
+        ("own('tests.samples.aggregates:Spread')", "not called with its name and values"),
         ("own(x, y)", "not called with its name and values"),
-        ("own('tests.aggregates:WeightedMean', x, *)", "not called with its name and values"),
-        ("own('tests.aggregates:Spread', x, y)", "another number of values than its add takes.*1: value"),
-        ("own('tests.aggregates:WeightedMean', x)", "another number of values.*2: value, weight"),
-        ("own('tests.aggregates', x)", "not named by module and class"),
-        ("own('tests.aggregates:Spraed', x)", "cannot be imported"),
+        ("own('tests.samples.aggregates:WeightedMean', x, *)", "not called with its name and values"),
+        (
+            "own('tests.samples.aggregates:Spread', x, y)",
+            "another number of values than its add takes.*1: value",
+        ),
+        ("own('tests.samples.aggregates:WeightedMean', x)", "another number of values.*2: value, weight"),
+        ("own('tests.samples.aggregates', x)", "not named by module and class"),
+        ("own('tests.samples.aggregates:Spraed', x)", "cannot be imported"),
         ("own('tests.no_module:Spread', x)", "cannot be imported"),
-        ("own('tests.aggregates:math', x)", "not an own aggregate"),
+        ("own('tests.samples.aggregates:math', x)", "not an own aggregate"),
         ("own('penstock:Aggregate', x)", "not an own aggregate"),
-        ("own('tests.aggregates:Spread', sum(x))", "contains another aggregate"),
-        ("own(DISTINCT 'tests.aggregates:Spread', x)", "do not support this aggregate"),
+        ("own('tests.samples.aggregates:Spread', sum(x))", "contains another aggregate"),
+        ("own(DISTINCT 'tests.samples.aggregates:Spread', x)", "do not support this aggregate"),
     ],
 )
 def test_a_wrong_call_is_an_error(text: str, fact: str) -> None:

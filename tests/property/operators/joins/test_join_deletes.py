@@ -15,7 +15,7 @@ from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.sql.expression import Expression
-from tests.naive_join import Change, DeletingJoin, Tuple
+from tests.oracles.naive_join import Change, DeletingJoin, Tuple
 from tests.property.operators.joins.test_update_join import (
     CONDITIONS,
     LEFT,
@@ -24,7 +24,7 @@ from tests.property.operators.joins.test_update_join import (
     left_of,
     right_of,
 )
-from tests.streams import through_bytes
+from tests.samples.streams import through_bytes
 
 MARK = pa.field("deleted", pa.bool_())
 SIDES = tuple(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.sql.expression import Expression
-from tests.naive_join import NaiveJoin, Tuple
+from tests.oracles.naive_join import NaiveJoin, Tuple
 from tests.property.operators.joins.test_update_join import (
     CONDITIONS,
     LEFT,
@@ -21,7 +21,7 @@ from tests.property.operators.joins.test_update_join import (
     matches_of,
     right_of,
 )
-from tests.streams import through_bytes
+from tests.samples.streams import through_bytes
 
 TUPLES = st.lists(st.builds(Tuple, st.integers(0, 3), st.integers(-6, 4), st.integers(0, 9)), max_size=5)
 BATCHES = st.lists(

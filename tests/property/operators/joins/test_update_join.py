@@ -17,8 +17,8 @@ from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.sql.expression import Expression
-from tests.naive_join import NaiveJoin, Tuple
-from tests.streams import through_bytes
+from tests.oracles.naive_join import NaiveJoin, Tuple
+from tests.samples.streams import through_bytes
 
 LEFT = UpdateStream(
     pa.schema({"k": pa.int64(), "a": pa.string(), "t": pa.int64(), "c": pa.int64()}), ("k",), "t"

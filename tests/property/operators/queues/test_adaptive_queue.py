@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
-from tests.naive import Update
-from tests.streams import (
+from tests.oracles.naive import Update
+from tests.samples.streams import (
     POLICIES,
     STREAM,
     assert_invariants,

@@ -16,8 +16,9 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
-from tests.naive import NaiveQueue, Update, conflated
-from tests.streams import (
+from tests.checkpoints.tables import DictTable
+from tests.oracles.naive import NaiveQueue, Update, conflated
+from tests.samples.streams import (
     POLICIES,
     STREAM,
     assert_invariants,
@@ -27,7 +28,6 @@ from tests.streams import (
     through_bytes,
     updates,
 )
-from tests.tables import DictTable
 
 DELETES = UpdateStream(
     STREAM.schema.append(pa.field("deleted", pa.bool_())), ("key",), "time", deleted="deleted"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.operators.queues.pages import PagedMemory
-from tests.naive import NaivePages
+from tests.oracles.naive import NaivePages
 
 STEPS = st.lists(
     st.one_of(

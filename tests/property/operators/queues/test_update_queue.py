@@ -16,8 +16,8 @@ from penstock._clock import SimulatedClock
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
-from tests.naive import NaiveQueue, Update
-from tests.streams import (
+from tests.oracles.naive import NaiveQueue, Update
+from tests.samples.streams import (
     ARRIVAL_STREAM,
     POLICIES,
     STREAM,

@@ -13,8 +13,8 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.stream import SOURCE_COLUMN, UpdateStream
-from tests.naive_union import NaiveUnion, Tuple
-from tests.streams import POLICIES, through_bytes
+from tests.oracles.naive_union import NaiveUnion, Tuple
+from tests.samples.streams import POLICIES, through_bytes
 
 STREAM = UpdateStream(
     pa.schema(

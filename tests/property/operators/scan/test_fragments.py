@@ -18,7 +18,7 @@ from penstock.operators.scan.fragments import (
     merge_stretches,
 )
 from penstock.operators.scan.spec import PANE, Fragments, Partial
-from tests.naive import fragments_of
+from tests.oracles.naive import fragments_of
 
 PARTIALS = (
     Partial("count", "*", "count"),

@@ -18,7 +18,7 @@ from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.simulation import Queue
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
-from tests.naive_staleness import NaiveStaleness, integrate
+from tests.oracles.naive_staleness import NaiveStaleness, integrate
 
 STREAM = UpdateStream(pa.schema([("key", pa.int64()), ("number", pa.int64())]), ("key",), "number")
 START = 1_000

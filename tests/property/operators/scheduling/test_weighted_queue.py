@@ -17,8 +17,8 @@ from penstock.operators.scheduling.weights import KeyWeights, shares_of
 from penstock.operators.simulation import UNIT_US, draw_arrivals, simulate, update_stream
 from penstock.operators.simulation.traces import Trace
 from tests.long_tests import long_but
-from tests.naive_weighted import NaiveWeightedQueue, most_services
-from tests.streams import (
+from tests.oracles.naive_weighted import NaiveWeightedQueue, most_services
+from tests.samples.streams import (
     POLICIES,
     STREAM,
     WEIGHTED_STREAM,

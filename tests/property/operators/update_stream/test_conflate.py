@@ -22,8 +22,8 @@ from penstock.spark_ext.border import packing
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.packing import Packer, PackingLimits
 from penstock.spark_ext.border.parcels import ParcelLimits, from_parcel
-from tests.naive import Update, bucket_of, conflated, key_words
-from tests.streams import (
+from tests.oracles.naive import Update, bucket_of, conflated, key_words
+from tests.samples.streams import (
     ARRIVAL_STREAM,
     POLICIES,
     STREAM,

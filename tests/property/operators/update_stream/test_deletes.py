@@ -13,7 +13,7 @@ from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.deletes import DELETED_COLUMN, mark_deletes
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.sql.evaluate import project
-from tests.streams import POLICIES, through_bytes
+from tests.samples.streams import POLICIES, through_bytes
 
 _INPUT = pa.schema({"key": pa.int64(), "time": pa.int64(), "op": pa.string(), "nth": pa.int64()})
 _STREAM = UpdateStream(_INPUT.append(pa.field(DELETED_COLUMN, pa.bool_())), ("key",), "time")

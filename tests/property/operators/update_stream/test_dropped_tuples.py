@@ -18,10 +18,10 @@ from penstock.operators.update_stream.dropped import DroppedForm, DroppedTuples,
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.windows.groups import GroupCodec
 from penstock.windows.sessions.panes import SessionPanes
-from tests import naive_join, naive_union
 from tests.long_tests import examples
-from tests.naive import Update
-from tests.naive_windows import Event, Sessions
+from tests.oracles import naive_join, naive_union
+from tests.oracles.naive import Update
+from tests.oracles.naive_windows import Event, Sessions
 from tests.property.operators.joins.test_update_join import BATCHES as JOIN_BATCHES
 from tests.property.operators.joins.test_update_join import (
     LEFT,
@@ -33,8 +33,8 @@ from tests.property.operators.joins.test_update_join import (
 )
 from tests.property.operators.queues.test_update_union import BATCHES, STREAM, rows_of
 from tests.property.windows.test_session_windows import EVENTS, GAPS, GROUPS, cut, entries_of, layout_of
-from tests.streams import POLICIES, arrivals_of, through_bytes, updates, updates_of
-from tests.streams import STREAM as QUEUE_STREAM
+from tests.samples.streams import POLICIES, arrivals_of, through_bytes, updates, updates_of
+from tests.samples.streams import STREAM as QUEUE_STREAM
 
 
 def divided(stream: UpdateStream, rows: pa.RecordBatch, data: st.DataObject) -> Arrivals:

@@ -27,7 +27,7 @@ from penstock.procedures.partitions.placement import Placement
 from penstock.spark_ext.forwarding.bucket_copies import BucketCopies
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, number_of
 from penstock.state_store.snapshot_rule import SnapshotRule
-from tests.procedures import contents, define, interpreted, results_of
+from tests.transactions.procedures import contents, define, interpreted, results_of
 
 RETAINED = 4
 NAMES = ["", "Ada", "Bo", "Žofie", "a longer name than a word"]

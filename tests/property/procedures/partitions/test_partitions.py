@@ -18,7 +18,7 @@ from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.language import abort
 from penstock.procedures.partitions import partitioned_rows
-from tests.procedures import interpreted
+from tests.transactions.procedures import interpreted
 
 Call = tuple[str, list[dict[str, Any]]]
 

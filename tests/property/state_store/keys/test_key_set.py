@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.state_store.keys import key_set
 from penstock.state_store.keys.key_set import KeySet
 from penstock.state_store.keys.key_words import KeyCodec, hash_words
-from tests.naive import hash_of, second_hash_of
+from tests.oracles.naive import hash_of, second_hash_of
 
 _64 = (1 << 64) - 1
 _STEPS = st.lists(

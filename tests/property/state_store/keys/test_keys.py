@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import KeyCodec, Keys, hash_words
 from penstock.state_store.keys.word_index import WordIndex, number_block
-from tests.naive import bucket_of, hash_of, key_words
+from tests.oracles.naive import bucket_of, hash_of, key_words
 
 
 def _integers(bits: int, *, signed: bool = True) -> st.SearchStrategy[int]:

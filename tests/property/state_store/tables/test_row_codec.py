@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.state_store.tables.row_codec import RowCodec
-from tests.columns import KINDS, arrays, sliced
-from tests.naive import row_bytes
+from tests.oracles.naive import row_bytes
+from tests.samples.columns import KINDS, arrays, sliced
 
 _NUMBERS = st.none() | st.integers(-(1 << 63), (1 << 63) - 1)
 _TEXTS = st.none() | st.text(max_size=5)

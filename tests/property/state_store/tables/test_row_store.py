@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.state_store.tables import row_store
 from penstock.state_store.tables.row_store import RowStore
-from tests.columns import KINDS, Draw, arrays
-from tests.naive import NaiveHeap
+from tests.oracles.naive import NaiveHeap
+from tests.samples.columns import KINDS, Draw, arrays
 
 
 @st.composite

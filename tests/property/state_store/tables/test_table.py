@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.state_store.tables.rocksdb_table import RocksdbTable
 from penstock.state_store.tables.table import Table
-from tests.columns import KINDS
-from tests.tables import DictTable
+from tests.checkpoints.tables import DictTable
+from tests.samples.columns import KINDS
 
 SCRATCH = next((path for path in [Path("/dev/shm")] if path.is_dir()), None)
 """Where RocksDB need not wait for a disk, if there is such a place."""

@@ -17,7 +17,7 @@ from benchmarks.paper.s_store.scale import Scale
 from benchmarks.paper.s_store.served import Served, serving
 from penstock.procedures.compiler.program import Program
 from tests.long_tests import long_but
-from tests.procedures import interpreted
+from tests.transactions.procedures import interpreted
 
 SMALL = Scale.fast()
 

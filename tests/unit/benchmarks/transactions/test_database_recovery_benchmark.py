@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.database_recovery import report
 from penstock.procedures.compiler.program import Program
-from tests.procedures import interpreted
+from tests.transactions.procedures import interpreted
 
 
 def test_the_benchmark_of_recovery_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from penstock.procedures.plain.tables import PlainTables, python_rows
 from penstock.procedures.programs.oltp import OltpBenchmark
 from penstock.procedures.programs.oltp.tpcc import DELIVERY, NEW_ORDER, PAYMENT, STOCK_LEVEL
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
-from tests.procedures import comparable, interpreted, results_of
+from tests.transactions.procedures import comparable, interpreted, results_of
 
 TPCC = BENCHMARKS["tpcc"]
 SCALES = {

@@ -16,7 +16,7 @@ from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
 from penstock.procedures.programs.oltp import OLTP
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 from penstock.procedures.programs.oltp.ycsb import YcsbScale
-from tests.procedures import interpreted
+from tests.transactions.procedures import interpreted
 
 _SCALES: dict[str, tuple[Any, ...]] = {
     "tpcc": (TpccScale(warehouses=2, districts=2, customers=12, items=40),),

@@ -13,7 +13,7 @@ from benchmarks.paper.h_store.voter import SHOW
 from benchmarks.partitions import SHARES, oltp_lines, report
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.programs.oltp import OLTP
-from tests.procedures import interpreted
+from tests.transactions.procedures import interpreted
 
 SMALL_BANK = OLTP["small_bank"]
 

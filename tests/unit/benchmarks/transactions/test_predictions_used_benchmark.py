@@ -10,7 +10,7 @@ from benchmarks import predictions_used
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.predicted import guards, run
-from tests.procedures import interpreted, interpreted_source
+from tests.transactions.procedures import interpreted, interpreted_source
 
 
 def test_the_ways_are_used_and_have_equal_tables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from benchmarks.transaction_peers import PEERS
 from benchmarks.transactions_peers import digest
 from benchmarks.transactions_speed import NAMES, Workload
 from penstock.procedures.programs import PROGRAMS
-from tests.procedures import comparable, contents, interpreted, results_of
+from tests.transactions.procedures import comparable, contents, interpreted, results_of
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,7 +18,7 @@ from pyarrow import fs
 from penstock.checkpointing.files import Content, Files, LocalFiles, locations
 from penstock.checkpointing.p_stream import Coder, PStream, PStreamReader, PStreamWriter, SegmentWriter
 from penstock.errors import InvalidUsageError, UnavailableError
-from tests.processes import until
+from tests.servers.processes import until
 
 AT_THE_END = """
 import atexit, sys, threading

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.checkpointing.p_stream import Coder, PStream, PStreamReader, PStreamWriter, SegmentWriter
 from penstock.errors import FencedError
-from tests.s3 import Request, S3Server
+from tests.servers.s3 import Request, S3Server
 
 SCHEMA = pa.schema({"writer": pa.int64(), "n": pa.int64()})
 WRITERS, COMMITS = 4, 12

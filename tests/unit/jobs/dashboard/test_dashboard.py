@@ -24,9 +24,9 @@ from penstock.jobs.dashboard.dashboard import Dashboard, choose_address
 from penstock.jobs.dashboard.history import History
 from penstock.jobs.dashboard.storage import Refreshed
 from penstock.jobs.local.run import run_local
-from tests.batches import batch
-from tests.dashboards import write_checkpoint
-from tests.graph_directories import write_graph
+from tests.checkpoints.dashboards import write_checkpoint
+from tests.checkpoints.graph_directories import write_graph
+from tests.samples.batches import batch
 
 
 def client(history: History | None = None, token: str | None = None, base: str = "http://127.0.0.1") -> Any:

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.jobs.dashboard.dashboard import Dashboard
-from tests.batches import batch, staleness
-from tests.browser import CHROMIUM, Page, open_page
-from tests.dashboards import write_checkpoint
+from tests.checkpoints.dashboards import write_checkpoint
+from tests.samples.batches import batch, staleness
+from tests.servers.browser import CHROMIUM, Page, open_page
 
 pytestmark = [
     pytest.mark.long,

@@ -29,8 +29,7 @@ from penstock.jobs.ingest.mqtt import MqttMessages
 from penstock.jobs.ingest.records import CsvDialect, JsonDialect
 from penstock.jobs.ingest.sources import BadRecord, Rows
 from penstock.jobs.ingest.websocket import WebSocketMessages
-from tests import processes
-from tests.servers import Mosquitto
+from tests.servers.servers import Mosquitto, processes
 
 _PATIENCE_S = 20.0
 

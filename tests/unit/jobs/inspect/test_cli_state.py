@@ -24,10 +24,10 @@ from penstock.jobs.inspect import block
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
-from tests.naive import Update
-from tests.s3 import SECRET, S3Server
-from tests.states import DictState, links_of, names_of
-from tests.streams import STREAM, enqueue
+from tests.checkpoints.states import DictState, links_of, names_of
+from tests.oracles.naive import Update
+from tests.samples.streams import STREAM, enqueue
+from tests.servers.s3 import SECRET, S3Server
 
 
 def penstock(*arguments: str) -> Result:

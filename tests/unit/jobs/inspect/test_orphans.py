@@ -13,8 +13,8 @@ from penstock.checkpointing.files import LocalFiles
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.cli import app
 from penstock.state_store.bucket_store import BucketStore, Handle
-from tests.graph_directories import write_graph
-from tests.states import DictState
+from tests.checkpoints.graph_directories import write_graph
+from tests.checkpoints.states import DictState
 
 NUMBERS = pa.schema({"n": pa.int64()})
 

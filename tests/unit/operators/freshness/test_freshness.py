@@ -35,9 +35,9 @@ from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.simulation.micro_batches import Engine, MicroBatch, run_micro_batches
 from penstock.operators.update_stream.operator_options import QueueOptions, WindowOptions
-from tests.freshness import SECOND, Traffic, contract_of, new_queues, run, stream_of
 from tests.long_tests import long_but
-from tests.streams import through_bytes
+from tests.samples.freshness import SECOND, Traffic, contract_of, new_queues, run, stream_of
+from tests.samples.streams import through_bytes
 
 CLASSES = {"gold": "1 s", "other": "4 s"}
 

@@ -19,7 +19,7 @@ WINDOWS = """
 source: {type: files, format: json, path: nowhere, schema: "k STRING, ts TIMESTAMP, v DOUBLE"}
 window: {time: ts, size: 20 s, slide: 10 s, watermark_delay: 5 s}
 group_by: [k]
-aggregates: {own: "own('tests.aggregates:Spread', v)", twice: "2 * own('tests.aggregates:Spread', v)", n: count(*)}
+aggregates: {own: "own('tests.samples.aggregates:Spread', v)", twice: "2 * own('tests.samples.aggregates:Spread', v)", n: count(*)}
 having: twice > 0
 sink: {type: console}
 """  # noqa: E501  # a line of YAML
@@ -60,8 +60,8 @@ source: {type: files, format: json, path: nowhere, schema: "k STRING, ts TIMESTA
 window: {time: ts, WINDOW}
 group_by: [k]
 aggregates:
-  mean: "own('tests.aggregates:WeightedMean', v, w)"
-  heavy: "own('tests.aggregates:WeightedMean', v + 1, w) FILTER (WHERE w > 2)"
+  mean: "own('tests.samples.aggregates:WeightedMean', v, w)"
+  heavy: "own('tests.samples.aggregates:WeightedMean', v + 1, w) FILTER (WHERE w > 2)"
   n: count(*)
 sink: {type: console}
 """

@@ -20,7 +20,7 @@ from penstock.operators.own.abc import load_operator
 from penstock.operators.own.state import OperatorState, stored_schemas
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.testing import StateTests
-from tests.operators import Silence, Totals
+from tests.samples.operators import Silence, Totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,13 +33,13 @@ pytest_plugins = ["penstock.testing.plugin"]
 TOTALS = """
 source: {type: files, format: json, path: nowhere, schema: "k STRING, ts TIMESTAMP, v DOUBLE"}
 filter: v > 0
-operator: {class: "tests.operators:Totals", key: k, time: ts, buckets: 2, arguments: {factor: 2.0}}
+operator: {class: "tests.samples.operators:Totals", key: k, time: ts, buckets: 2, arguments: {factor: 2.0}}
 results: {filter: n > 1}
 sink: {type: console}
 """
 SILENCE = """
 source: {type: files, format: json, path: nowhere, schema: "k STRING, ts TIMESTAMP, v DOUBLE"}
-operator: {class: "tests.operators:Silence", key: k, buckets: 1}
+operator: {class: "tests.samples.operators:Silence", key: k, buckets: 1}
 sink: {type: console}
 """
 
@@ -262,9 +262,9 @@ def test_rows_of_a_state_that_cannot_be_stored_do_not_come_out(
     ("section", "hidden"),
     [
         ("queue: {key: k, time: ts}", True),
-        ('operator: {class: "tests.operators:Totals", key: k, buckets: 1}', False),
+        ('operator: {class: "tests.samples.operators:Totals", key: k, buckets: 1}', False),
         ("aggregates: {n: count(*)}", True),
-        ("aggregates: {own: \"1 + own('tests.aggregates:Spread', v)\"}", False),
+        ("aggregates: {own: \"1 + own('tests.samples.aggregates:Spread', v)\"}", False),
         ("aggregates: {own: own()}", None),
         ("aggregates: {own: sum(}", None),
     ],
@@ -286,11 +286,11 @@ def test_pandas_is_not_hidden_from_users_code(
 @pytest.mark.parametrize(
     ("old", "new", "fact"),
     [
-        ("tests.operators:Totals", "tests.operators:Nothing", "has no attribute 'Nothing'"),
-        ("tests.operators:Totals", "tests.operators:pa", "this is no operator"),
-        ("tests.operators:Totals", "Totals", "module:function"),
+        ("tests.samples.operators:Totals", "tests.samples.operators:Nothing", "has no attribute 'Nothing'"),
+        ("tests.samples.operators:Totals", "tests.samples.operators:pa", "this is no operator"),
+        ("tests.samples.operators:Totals", "Totals", "module:function"),
         ("{factor: 2.0}", "{fctor: 2.0}", "unexpected keyword argument 'fctor'"),
-        ("tests.operators:Totals", f"{__name__}:Picky", "factor is above 1: .*error=ValueError"),
+        ("tests.samples.operators:Totals", f"{__name__}:Picky", "factor is above 1: .*error=ValueError"),
         ("key: k", "key: q", "there is no column 'q'"),
         ("time: ts", "time: q", "there is no column 'q'"),
         ("time: ts", "tme: ts", "tme"),
@@ -311,7 +311,10 @@ def test_graphs_explain_an_operator_and_check_it() -> None:
     flow = penstock.graph("g").source("clicks", "k STRING, ts TIMESTAMP, v DOUBLE")
     made = flow.apply(Totals(), "K", time="ts", buckets=2)
     assert made.schema.names == ["k", "n", "total"]
-    assert "tests.operators:Totals by k, in the order of ts" in made.where("n > 1").sink("noop").explain()
+    assert (
+        "tests.samples.operators:Totals by k, in the order of ts"
+        in made.where("n > 1").sink("noop").explain()
+    )
     with pytest.raises(InvalidUsageError, match="nulls"):
         flow.apply(Totals(), "k", nulls="drop")  # type: ignore[call-arg]  # the point of the test
     with pytest.raises(InvalidUsageError, match="this is no operator"):
@@ -346,11 +349,11 @@ def test_modules_of_operators_and_aggregates_go_to_clusters(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_operators.py").write_text("import my_helpers\n")
     (tmp_path / "my_helpers.py").write_text("")
-    (tmp_path / "t.yaml").write_text(TOTALS.replace("tests.operators:", "my_operators:"))
+    (tmp_path / "t.yaml").write_text(TOTALS.replace("tests.samples.operators:", "my_operators:"))
     assert pipeline_modules(load_pipeline(tmp_path / "t.yaml")).packed == {"my_helpers", "my_operators"}
 
 
 def test_an_operator_that_overrides_waiting_may_wait() -> None:
-    made = load_operator("tests.operators:Silence", {"gap": "1 s"})
+    made = load_operator("tests.samples.operators:Silence", {"gap": "1 s"})
     assert isinstance(made, Silence)
     assert (made.may_wait, Totals().may_wait) == (True, False)

@@ -14,9 +14,9 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream, as_int64, as_micros
-from tests.columns import KINDS, sliced
-from tests.naive import Update
-from tests.streams import (
+from tests.oracles.naive import Update
+from tests.samples.columns import KINDS, sliced
+from tests.samples.streams import (
     ARRIVAL_STREAM,
     STREAM,
     arrivals_of,

@@ -20,8 +20,8 @@ from penstock.operators.scheduling.weights import ONE
 from penstock.operators.simulation import UNIT_US, draw_arrivals, simulate, update_stream, zipf_weights
 from penstock.operators.simulation.keys import simulate_keys
 from penstock.operators.simulation.optimum import find_optimum, lower_bound
-from tests.naive import Update
-from tests.streams import STREAM, enqueue, queue_content, served_of, through_bytes
+from tests.oracles.naive import Update
+from tests.samples.streams import STREAM, enqueue, queue_content, served_of, through_bytes
 
 KEYS = 12
 

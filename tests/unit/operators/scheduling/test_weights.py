@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.weights import ONE, KeyWeights, find_shares, shares_of
 from penstock.operators.update_stream.stream import UpdateStream
-from tests.streams import STREAM
+from tests.samples.streams import STREAM
 
 
 def _stream(key: pa.DataType, weight: pa.DataType = pa.float64()) -> UpdateStream:  # noqa: B008

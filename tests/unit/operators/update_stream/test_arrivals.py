@@ -9,8 +9,8 @@ import pytest
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.parcels import from_parcel, to_parcels
-from tests.naive import Update
-from tests.streams import ARRIVAL_STREAM, STREAM, arrivals_of, updates_of
+from tests.oracles.naive import Update
+from tests.samples.streams import ARRIVAL_STREAM, STREAM, arrivals_of, updates_of
 
 BATCH = [Update(1, 5, 10, 50), Update(2, 1, 20, 40), Update(1, 7, 11, 30), Update(1, 6, 12, 20)]
 

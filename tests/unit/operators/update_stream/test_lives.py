@@ -19,8 +19,8 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.lives import life_steps, silent_rows
 from penstock.operators.update_stream.operator_options import QueueOptions
-from tests.naive import Update
-from tests.streams import STREAM, enqueue, served_of, through_bytes
+from tests.oracles.naive import Update
+from tests.samples.streams import STREAM, enqueue, served_of, through_bytes
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
 

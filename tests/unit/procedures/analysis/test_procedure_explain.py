@@ -13,7 +13,7 @@ from penstock.procedures.analysis.counts import TransactionCounts
 from penstock.procedures.analysis.operations import Operation, operations_of
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
-from tests.procedures import bank, define, sources
+from tests.transactions.procedures import bank, define, sources
 
 TRANSFER = """
 def transfer(e, accounts):

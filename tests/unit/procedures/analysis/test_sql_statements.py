@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidUsageError
 from penstock.procedures.databases import Database
-from tests.procedures import define, interpreted
+from tests.transactions.procedures import define, interpreted
 
 EVENT = "id bigint, symbol string, low bigint, high bigint, amount bigint, kind bigint"
 PYTHON = {

@@ -31,7 +31,7 @@ from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.request_queue import Request
 from penstock.procedures.workflows.rejections import take_texts
 from penstock.state_store.bucket_store import BucketStore
-from tests.procedures import define, interpreted
+from tests.transactions.procedures import define, interpreted
 
 MOVE = """
 def move(e, accounts):

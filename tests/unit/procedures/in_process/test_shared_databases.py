@@ -17,7 +17,7 @@ from penstock.procedures.databases import Database
 from penstock.procedures.in_process import request_queue
 from penstock.procedures.in_process.request_queue import Request, RequestQueue
 from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
-from tests.procedures import define, interpreted
+from tests.transactions.procedures import define, interpreted
 
 MOVE = """
 def move(e, accounts):

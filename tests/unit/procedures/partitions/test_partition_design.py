@@ -14,7 +14,7 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.partitions.design import PartitionDesign
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
-from tests.procedures import interpreted
+from tests.transactions.procedures import interpreted
 
 TEXT = """
 database: shop

@@ -22,7 +22,7 @@ from penstock.procedures.partitions import partitioned_rows
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import Placement, read_ranges
 from penstock.procedures.requests.messages import REQUESTS
-from tests.procedures import interpreted
+from tests.transactions.procedures import interpreted
 
 
 def shop() -> Database:

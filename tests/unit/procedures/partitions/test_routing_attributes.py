@@ -25,8 +25,8 @@ from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.predicted import guards, run
 from penstock.procedures.partitions.predicted.routing import MOST_WRONG, AttributePredictor
-from tests.designs import naive_cost
-from tests.procedures import interpreted, interpreted_source
+from tests.transactions.designs import naive_cost
+from tests.transactions.procedures import interpreted, interpreted_source
 
 SHOPS, ITEMS = 9, 5
 TEXT = """

@@ -12,8 +12,8 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.engine import TableSet
 from penstock.procedures.plain.tables import PlainTables
 from penstock.procedures.programs import PROGRAMS, PackagedProgram
-from tests.naive_tolls import answers
-from tests.procedures import comparable, contents, interpreted, results_of
+from tests.oracles.naive_tolls import answers
+from tests.transactions.procedures import comparable, contents, interpreted, results_of
 
 _FILE = DATA / "lrb-data-small-ht.txt"
 

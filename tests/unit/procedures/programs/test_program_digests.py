@@ -22,8 +22,8 @@ from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.programs import PROGRAMS
-from tests.procedures import define, interpreted
-from tests.workflows import state_bytes
+from tests.transactions.procedures import define, interpreted
+from tests.transactions.workflows import state_bytes
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "programs.json"
 _TAKE = """

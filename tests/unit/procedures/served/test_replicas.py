@@ -22,8 +22,8 @@ from penstock.procedures.in_process import command_log
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.replicas.replica import Replica
-from tests.procedures import define
-from tests.processes import until
+from tests.servers.processes import until
+from tests.transactions.procedures import define
 
 PUT = """
 def put(e, items):

@@ -30,8 +30,8 @@ from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.served.messages import CALL, to_stream
 from penstock.procedures.served.server import DatabaseServer
-from tests.procedures import define
-from tests.processes import until
+from tests.servers.processes import until
+from tests.transactions.procedures import define
 
 BANK = """
 import penstock

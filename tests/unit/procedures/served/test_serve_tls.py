@@ -9,7 +9,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.procedures.served.server import DatabaseServer
-from tests.certificates import Certificate, make_certificate
+from tests.servers.certificates import Certificate, make_certificate
 from tests.unit.procedures.served.test_serve import bank, end, started
 
 TOKEN = "secret of the test"

@@ -36,9 +36,9 @@ from penstock.spark_ext.worker.stateful import result_frames
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
 from penstock.windows.groups import GroupCodec, GroupSampling
-from tests.columns import KINDS, arrays
-from tests.naive import Update, bucket_of, key_words
-from tests.streams import STREAM, rows_of, updates_of
+from tests.oracles.naive import Update, bucket_of, key_words
+from tests.samples.columns import KINDS, arrays
+from tests.samples.streams import STREAM, rows_of, updates_of
 
 Task: TypeAlias = BucketTask[KeyedQueue]
 

@@ -21,9 +21,9 @@ from penstock.spark_ext.graph.state import FoundState, HeldBySpark, StatePlace, 
 from penstock.spark_ext.state_reader.spark_state import Held, read_pointer_files
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, Version
 from penstock.state_store.snapshot_rule import SnapshotRule
-from tests.graph_directories import write_delta, write_graph, write_logs, write_pointers
-from tests.s3 import SECRET, S3Server
-from tests.states import DictState
+from tests.checkpoints.graph_directories import write_delta, write_graph, write_logs, write_pointers
+from tests.checkpoints.states import DictState
+from tests.servers.s3 import SECRET, S3Server
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

@@ -22,8 +22,8 @@ from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.state_copy.migrate import _convert, _parse, migrate_state
 from penstock.spark_ext.state_copy.query_copy import plan_copy
 from penstock.spark_ext.state_copy.wider_types import check_wider
-from tests.stopped_queries import Made, tree
-from tests.streams import through_bytes
+from tests.checkpoints.stopped_queries import Made, tree
+from tests.samples.streams import through_bytes
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

@@ -29,8 +29,8 @@ from penstock.spark_ext.state_reader.state_view import Stored
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
 from penstock.spark_ext.worker.stateful import Stateful
 from penstock.state_store.bucket_store import BucketStore
-from tests.bucket_states import Buckets
-from tests.stopped_queries import tree, write_checkpoint
+from tests.checkpoints.bucket_states import Buckets
+from tests.checkpoints.stopped_queries import tree, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

@@ -42,7 +42,7 @@ from penstock.spark_ext.worker.window_plan import WindowPlan, partials_of_values
 from penstock.sql.evaluate import project
 from penstock.sql.expression import Expression
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
-from tests.bucket_states import Buckets, restored
+from tests.checkpoints.bucket_states import Buckets, restored
 from tests.long_tests import long_but
 from tests.sketches import needs_sketches
 

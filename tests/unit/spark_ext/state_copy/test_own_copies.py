@@ -18,8 +18,8 @@ from penstock.operators.own.state import OperatorState
 from penstock.spark_ext.state_copy.own_tables import OwnBuckets
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of
-from tests.bucket_states import Buckets, restored
-from tests.operators import Silence, Totals
+from tests.checkpoints.bucket_states import Buckets, restored
+from tests.samples.operators import Silence, Totals
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

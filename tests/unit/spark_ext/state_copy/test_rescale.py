@@ -22,11 +22,11 @@ from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_copy.rescale import rescale_state
 from penstock.state_store.bucket_store import BucketStore, FileId
 from penstock.state_store.snapshot_rule import SnapshotRule
-from tests.graph_directories import write_pointers
+from tests.checkpoints.graph_directories import write_pointers
+from tests.checkpoints.stopped_queries import Buckets, Made, draw_updates, tree
 from tests.long_tests import long_but
-from tests.naive import Update
-from tests.stopped_queries import Buckets, Made, draw_updates, tree
-from tests.streams import (
+from tests.oracles.naive import Update
+from tests.samples.streams import (
     ARRIVAL_STREAM,
     STREAM,
     TEXT_STREAM,

@@ -31,7 +31,7 @@ from penstock.windows.panes import new_panes
 from penstock.windows.spec import WindowSpec
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
-from tests.bucket_states import Buckets, restored
+from tests.checkpoints.bucket_states import Buckets, restored
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

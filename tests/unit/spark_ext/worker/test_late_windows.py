@@ -24,7 +24,7 @@ from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.time_windows import SessionWindowPlan, TimeWindowPlan, session_fragments
 from penstock.spark_ext.worker.window_operator import WindowOperator
 from penstock.spark_ext.worker.window_plan import WindowPlan
-from tests.naive_windows import Event, Sessions
+from tests.oracles.naive_windows import Event, Sessions
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

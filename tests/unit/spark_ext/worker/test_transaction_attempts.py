@@ -16,7 +16,7 @@ from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
 from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import BucketStore, Pointer
-from tests.procedures import define
+from tests.transactions.procedures import define
 
 ROWS = pa.record_batch({"id": pa.array([1, 2, 1]), "amount": pa.array([5, 6, 7])})
 

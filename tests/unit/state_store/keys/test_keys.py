@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidUsageError
 from penstock.state_store.keys.key_words import KeyCodec, Keys
-from tests.naive import key_words
+from tests.oracles.naive import key_words
 
 NAN_1 = np.uint64(0x7FF8000000000001).view(np.float64)
 NAN_2 = np.uint64(0xFFF0000000000123).view(np.float64)  # a signalling one

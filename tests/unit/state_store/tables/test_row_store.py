@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidUsageError
 from penstock.state_store.tables.row_store import RowStore
-from tests.columns import KINDS
+from tests.samples.columns import KINDS
 
 
 def _at(*locations: int) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from tests.naive import NaiveQueue, Update, _Cell
+from tests.oracles.naive import NaiveQueue, Update, _Cell
 
 __all__ = ["NaiveWeightedQueue", "share_of"]
 

@@ -1,6 +1,6 @@
 """A real Kafka broker on the loopback address, and the jars of the broker and of Spark's connector.
 
-``python -m tests.kafka`` fetches the jars, as does the first test that wants them.
+``python -m tests.servers.kafka`` fetches the jars, as does the first test that wants them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tests.jars import JAVA, MissingJarsError, fetch
-from tests.processes import kill, until
+from tests.servers.jars import JAVA, MissingJarsError, fetch
+from tests.servers.processes import kill, until
 
 HOST: Final = "127.0.0.1"
 _BROKER: Final = ("org.apache.kafka", "kafka_2.13", "4.3.1")

@@ -10,8 +10,8 @@ from penstock.checkpointing.p_unit import PUnit, encode
 from penstock.dataflow import as_json, graph
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.location import SPECIFICATION_FILE
-from tests.graph_directories import write_graph
-from tests.states import DictState
+from tests.checkpoints.graph_directories import write_graph
+from tests.checkpoints.states import DictState
 
 __all__ = ["write_checkpoint"]
 

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.s3 import BUCKET, KEY, S3Server
-from tests.servers import Server
+from tests.servers.s3 import BUCKET, KEY, S3Server
+from tests.servers.servers import Server
 
 __all__ = ["Azurite", "GoogleServer"]
 
@@ -35,7 +35,7 @@ class Azurite(Server):
 
     @staticmethod
     def _find(name: str) -> str:
-        here = Path(__file__).parent.parent / ".venv-azurite" / "node_modules" / ".bin" / name
+        here = Path(__file__).parents[2] / ".venv-azurite" / "node_modules" / ".bin" / name
         found = str(here) if here.exists() else shutil.which(name)
         if found is None:
             pytest.skip(f"{name} is not installed; script/servers installs it where npm is")

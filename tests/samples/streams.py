@@ -14,7 +14,7 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import SOURCE_COLUMN, UpdateStream
-from tests.naive import Update
+from tests.oracles.naive import Update
 
 __all__ = [
     "ARRIVAL_STREAM",

@@ -17,7 +17,7 @@ from penstock.procedures.procedure import Procedure
 from penstock.procedures.rows import from_python
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.workflow import Workflow
-from tests.procedures import define
+from tests.transactions.procedures import define
 
 EVENT = "round bigint NOT NULL, k bigint, v bigint, s string"
 STREAM = "round bigint NOT NULL, k bigint, v bigint, s string, n smallint, f float"

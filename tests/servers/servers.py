@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import until
+from tests.servers.processes import until
 
 __all__ = ["MariaDb", "Mosquitto", "PostgreSql", "Redis", "Server"]
 

@@ -18,9 +18,9 @@ from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_reader.spark_state import read_pointer_files
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
-from tests.graph_directories import write_pointers
-from tests.naive import Update
-from tests.streams import STREAM, arrivals_of, assert_invariants, rows_of, served_of, through_bytes
+from tests.checkpoints.graph_directories import write_pointers
+from tests.oracles.naive import Update
+from tests.samples.streams import STREAM, arrivals_of, assert_invariants, rows_of, served_of, through_bytes
 
 COST_US = 10.0
 
