@@ -94,7 +94,7 @@ def text_table(name: str, begins: str, header: Sequence[str], *, section: str = 
 
 
 def contenders(command: str) -> list[str]:
-    """Return the contenders that a command of `benchmarks.windows_in_spark` names, in their order."""
+    """Return the contenders that a command of `benchmarks.windows.windows_in_spark` names, in their order."""
     if "--contender" not in command:
         return []
     text = re.sub(r'"?p-stream to p-stream"?', '"p-stream to p-stream"', command.split("--contender", 1)[1])
@@ -111,7 +111,7 @@ def windows() -> str:
     newest: dict[tuple[str, str], dict[str, str]] = {}
     columns: list[str] = []
     for line in lines("windows_in_spark"):
-        if "python -m benchmarks.windows_in_spark" in line:
+        if "python -m benchmarks.windows.windows_in_spark" in line:
             columns = contenders(line)
         elif line.startswith("query "):
             columns = [cell for cell in cells(line)[2:] if cell in (*CONTENDERS, "rows")]
@@ -129,7 +129,7 @@ def windows() -> str:
 
 
 def p_streams() -> str:
-    """Return the first, and so newest, row of each query of `benchmarks.p_stream_speed --mode spark`."""
+    """Return the newest, first row of each query of `p_stream_speed --mode spark`."""
     newest: dict[tuple[str, str], list[str]] = {}
     inside = False
     for line in lines("p_stream_speed"):
@@ -307,17 +307,17 @@ second. SQLite (WAL, `synchronous=FULL`), DuckDB and PostgreSQL (PL/pgSQL, `sync
 same requests, one or a hundred a commit ([file](../benchmarks/results/oltp.txt)). In tests they give the
 results and tables of Penstock. `--benchmarks tatp ycsb` runs others. `--quick` takes small tables.
 
-`python -m benchmarks.partitions` compares partitions: transfers with more and more work, then SmallBank
-and TPC-C ([file](../benchmarks/results/partitions.txt)). Splitting a call takes about half as long as running
-its transfers, so two partitions pay off for transactions with more work. `python -m
+`python -m benchmarks.partitions.partitions` compares partitions: transfers with more and more work, then
+SmallBank and TPC-C ([file](../benchmarks/results/partitions.txt)). Splitting a call takes about half as long
+as running its transfers, so two partitions pay off for transactions with more work. `python -m
 benchmarks.paper.h_store` runs Voter on one to eight partitions, as in (H-Store Fig. 3.10,
 [file](../benchmarks/results/h_store_fig3_10.txt)); those beyond the cores of the machine are in virtual time,
 and the result says so.
 
-`python -m benchmarks.designs` compares the designs of [`penstock design`](how-to/design.md) with those
-of simpler algorithms, as in (H-Store Fig. 4.5), and counts designs a second
-([file](../benchmarks/results/designs.txt)). `python -m benchmarks.design_figures` makes Fig. 4.6 to 4.10,
-with the paper's values where its text has them; throughput is in virtual time.
+`python -m benchmarks.designs.designs` compares the designs of [`penstock design`](how-to/design.md) with
+those of simpler algorithms, as in (H-Store Fig. 4.5), and counts designs a second
+([file](../benchmarks/results/designs.txt)). `python -m benchmarks.designs.design_figures` makes Fig. 4.6 to
+4.10, with the paper's values where its text has them; throughput is in virtual time.
 
 ## Figures of S-Store
 

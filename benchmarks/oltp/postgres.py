@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from benchmarks.oltp.peers import Peer, Rows, plain_rows, schema_texts
-from benchmarks.transaction_peers import POSTGRES_ACCOUNT, start_postgres
+from benchmarks.transactions.transaction_peers import POSTGRES_ACCOUNT, start_postgres
 from penstock.procedures.programs.oltp import OltpBenchmark
 from penstock.procedures.programs.oltp.tpcc import DISTRICTS, RECENT_ORDERS
 from penstock.procedures.programs.oltp.voter import MOST_VOTES, PHONES_OF_AREA

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.crash.workload import add_steps, steps, verify
-from tests.servers.servers import processes
+from tests.servers import processes
 from tests.spark.queries import Place
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from tests.servers.servers import processes
+from tests.servers import processes
 
 NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
 """What Spark's client imports; `pip install "penstock[connect]"` has it."""

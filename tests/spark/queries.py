@@ -28,7 +28,7 @@ from penstock.errors import PenstockError
 from penstock.spark_ext.api.metrics import batch_metrics
 from penstock.spark_ext.border.connection import is_connect
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
-from tests.servers.servers import processes
+from tests.servers import processes
 
 Row = tuple[Any, ...]
 

@@ -57,7 +57,7 @@ COSTS: dict[str, Cost] = {
     "zstd_9": Cost(0.0, 7.9, 0.0, 0.78),
     "zstd_19": Cost(0.0, 330.0, 0.0, 1.3),
 }
-"""The costs by codec, measured by ``python -m benchmarks.compression --codecs``."""
+"""The costs by codec, measured by ``python -m benchmarks.compression.compression --codecs``."""
 
 _TOKENS = Cost(9.0, 0.15, 4.0, 0.1)
 """The cost of tokens: for each number or word, and for each byte of the texts."""

@@ -4,7 +4,7 @@ The compiler finds the accesses in a procedure's text (`declare`), with the sour
 attributes of the event, elements of a list, rows that an index finds, or a named route. Penstock places a
 transaction by these accesses, whichever branches it takes, so the estimated cost is the cost in Penstock
 itself. A trace may also have the rows that transactions accessed when they ran (`recorded`);
-`benchmarks/recorded_traces.py` makes such traces.
+`benchmarks/designs/recorded_traces.py` makes such traces.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.texts import columns
+from benchmarks.compression.texts import columns
 from penstock.compression import Block, decode, encode
 from penstock.compression.abc import UnfitError
 from penstock.compression.choice.goals import GOALS

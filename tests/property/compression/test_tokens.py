@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.texts import columns
+from benchmarks.compression.texts import columns
 from penstock.compression import Block, Chooser, decode, encode
 from penstock.compression.arrow import offsets_and_bytes
 from penstock.compression.layouts import Layout

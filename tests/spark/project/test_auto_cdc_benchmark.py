@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyspark
 import pytest
 
-from benchmarks.auto_cdc import CONTENDERS, report
+from benchmarks.queues.auto_cdc import CONTENDERS, report
 from tests.spark.connect_server import lacks_client
 
 pytestmark = [

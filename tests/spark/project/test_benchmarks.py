@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import trigger_intervals
+from benchmarks.freshness import trigger_intervals
 from benchmarks.harness import run_contender
 from benchmarks.paper.s_store import spark_redis
 from tests.servers.servers import PostgreSql
@@ -40,7 +40,7 @@ def test_a_benchmark_runs_and_prints_a_row_for_each_contender(name: str, only: l
 
 @pytest.mark.long
 def test_the_benchmark_of_small_batches_measures_both_queries() -> None:
-    command = [sys.executable, "-m", "benchmarks.small_batches", "--quick"]
+    command = [sys.executable, "-m", "benchmarks.queues.small_batches", "--quick"]
     result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     rows = [line.split()[:2] for line in result.stdout.splitlines()]
@@ -50,7 +50,7 @@ def test_the_benchmark_of_small_batches_measures_both_queries() -> None:
 
 @pytest.mark.long
 def test_the_benchmark_of_trigger_intervals_measures_all_contenders() -> None:
-    command = [sys.executable, "-m", "benchmarks.trigger_intervals", "--quick"]
+    command = [sys.executable, "-m", "benchmarks.freshness.trigger_intervals", "--quick"]
     result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     rows = [line.split()[:3] for line in result.stdout.splitlines()]
@@ -76,7 +76,7 @@ def test_spark_with_redis_accepts_the_votes_that_ours_accepts(tmp_path: Path) ->
 def test_the_benchmark_of_forwarding_runs(tmp_path: Path) -> None:
     arguments = ["--share", "0.5", "--rounds", "1", "--batches", "3", "--out", str(tmp_path / "out.txt")]
     arguments += ["--bank-rows", "200", "--tpcc-rows", "200"]
-    command = [sys.executable, "-m", "benchmarks.transactions_over_buckets", *arguments]
+    command = [sys.executable, "-m", "benchmarks.transactions.transactions_over_buckets", *arguments]
     result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     rows = [line.split() for line in (tmp_path / "out.txt").read_text().splitlines() if " any " in line]
@@ -89,7 +89,7 @@ def test_the_benchmark_of_forwarding_runs(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_benchmark_of_both_stages_runs(tmp_path: Path) -> None:
     arguments = ["--share", "0.5", "--rows", "500", "--batches", "3", "--out", str(tmp_path / "out.txt")]
-    command = [sys.executable, "-m", "benchmarks.forwarding_stages", *arguments]
+    command = [sys.executable, "-m", "benchmarks.transactions.forwarding_stages", *arguments]
     result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     rows = [line.split() for line in (tmp_path / "out.txt").read_text().splitlines() if "50%" in line]
@@ -100,7 +100,7 @@ def test_the_benchmark_of_both_stages_runs(tmp_path: Path) -> None:
 def test_the_benchmark_of_upserts_runs() -> None:
     PostgreSql._find(PostgreSql.PROGRAM)
     arguments = ["--keys", "200", "--rounds", "1", "--only", "postgresql", "iceberg"]
-    command = [sys.executable, "-m", "benchmarks.upserts", *arguments]
+    command = [sys.executable, "-m", "benchmarks.upserts.upserts", *arguments]
     result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     rows = [line.split()[:2] for line in result.stdout.splitlines()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from benchmarks import (
+from benchmarks.compression import (
     compression,
     compression_figures,
     compression_libraries,
@@ -17,7 +17,7 @@ from benchmarks import (
     compression_texts,
     texts,
 )
-from benchmarks.peers import Ours, peers
+from benchmarks.compression.peers import Ours, peers
 from benchmarks.streams import DATA, GENERATED, REAL, load, replica
 
 pytestmark = pytest.mark.bench

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks import kafka_formats
+from benchmarks.kafka import kafka_formats
 from tests.servers.registry import Registry
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks import windows_growth_in_spark as in_spark
 from benchmarks.steps import OTHER, step_of
-from benchmarks.windows_growth import BATCHES, Case, run, table
+from benchmarks.windows import windows_growth_in_spark as in_spark
+from benchmarks.windows.windows_growth import BATCHES, Case, run, table
 
 
 @pytest.mark.parametrize(

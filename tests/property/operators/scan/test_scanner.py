@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.scans import scan_p_stream
+from benchmarks.p_streams.scans import scan_p_stream
 from penstock.checkpointing.p_stream import Piece, PStream, PStreamWriter
 from penstock.compression import TableBlock, encode_table
 from penstock.errors import InvalidUsageError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import design_drawings
-from benchmarks.design_drawings import DRAWINGS, read
+from benchmarks.designs import design_drawings
+from benchmarks.designs.design_drawings import DRAWINGS, read
 
 TEXT = """a command
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from benchmarks import tpce
-from benchmarks.design_figures import FIGURES, Options
-from benchmarks.design_throughput import DISTRIBUTED, REDIRECT, throughput
-from benchmarks.design_workloads import WORKLOADS, skew
-from benchmarks.designs import report
+from benchmarks.designs import tpce
+from benchmarks.designs.design_figures import FIGURES, Options
+from benchmarks.designs.design_throughput import DISTRIBUTED, REDIRECT, throughput
+from benchmarks.designs.design_workloads import WORKLOADS, skew
+from benchmarks.designs.designs import report
 from penstock.designing.traces.trace import Mode
 from penstock.procedures.programs.oltp import OLTP
 

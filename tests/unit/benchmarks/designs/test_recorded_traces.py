@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from benchmarks.recorded_traces import record
+from benchmarks.designs.recorded_traces import record
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.search import Found, Limits, search
 from penstock.designing.traces.trace import Mode, Trace

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.p_stream_files import ALIGNMENT, WAYS, aligned, report, segments
+from benchmarks.p_streams.p_stream_files import ALIGNMENT, WAYS, aligned, report, segments
 
 pytestmark = pytest.mark.bench
 

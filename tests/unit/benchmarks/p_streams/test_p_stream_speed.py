@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.p_stream_speed import sustained
+from benchmarks.p_streams.p_stream_speed import sustained
 
 
 def _batch(begins: float, start: int, end: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import persist_costs
+from benchmarks.p_streams import persist_costs
 
 
 def test_rates_are_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from benchmarks.scan_parts import VALUES, WHERE, measured, scan_of
+from benchmarks.p_streams.scan_parts import VALUES, WHERE, measured, scan_of
 from benchmarks.streams import REAL
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 

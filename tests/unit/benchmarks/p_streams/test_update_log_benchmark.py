@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.update_log import KINDS, report
+from benchmarks.p_streams.update_log import KINDS, report
 
 pytestmark = pytest.mark.bench
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import speculation
-from benchmarks.paper import hermes
+from benchmarks.paper.h_store import hermes
+from benchmarks.partitions import speculation
 from penstock.procedures.programs.oltp.small_bank import SmallBankScale
 
 

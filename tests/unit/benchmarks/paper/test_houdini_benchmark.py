@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.paper import houdini
+from benchmarks.paper.h_store import houdini
 from penstock.predicting.training import Samples, measure, train
 from penstock.procedures.partitions.placement import place_tables
 from penstock.procedures.programs.oltp import tatp

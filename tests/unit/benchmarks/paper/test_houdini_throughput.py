@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.paper import houdini
-from benchmarks.paper.houdini_throughput import COSTS, Plan, Request, attempts, plans_of, simulate
+from benchmarks.paper.h_store import houdini
+from benchmarks.paper.h_store.houdini_throughput import COSTS, Plan, Request, attempts, plans_of, simulate
 from penstock.procedures.programs.oltp import tatp
 
 ALONE, MESSAGE, REMOTE = COSTS.begin_us + COSTS.query_us, 2 * COSTS.local_us, 2 * COSTS.remote_us

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.database_latency import report
+from benchmarks.databases.database_latency import report
 
 
 def test_the_benchmark_of_latencies_runs() -> None:

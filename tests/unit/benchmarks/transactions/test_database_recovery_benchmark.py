@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.database_recovery import report
+from benchmarks.databases.database_recovery import report
 from penstock.procedures.compiler.program import Program
 from tests.transactions.procedures import interpreted
 
@@ -16,6 +16,6 @@ def test_the_benchmark_of_recovery_runs(monkeypatch: pytest.MonkeyPatch) -> None
     kernels: Callable[[Program], Callable[..., int]] = cache(interpreted)
     monkeypatch.setattr(Program, "__hash__", lambda self: hash(self.source), raising=False)
     monkeypatch.setattr(Program, "kernel", property(kernels))
-    monkeypatch.setattr("benchmarks.database_recovery._ACCOUNTS", 100)
+    monkeypatch.setattr("benchmarks.databases.database_recovery._ACCOUNTS", 100)
     lines = [line.split() for line in report(50, (7, 50))]
     assert [line[0] for line in lines if len(line) == 4 and line[0].isdigit()] == ["7", "50"]

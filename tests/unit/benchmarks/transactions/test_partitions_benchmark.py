@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks import partitions
 from benchmarks.paper.h_store import __main__ as h_store
 from benchmarks.paper.h_store.voter import SHOW
-from benchmarks.partitions import SHARES, oltp_lines, report
+from benchmarks.partitions import partitions
+from benchmarks.partitions.partitions import SHARES, oltp_lines, report
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.programs.oltp import OLTP
 from tests.transactions.procedures import interpreted

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from benchmarks import predictions_used
+from benchmarks.partitions import predictions_used
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.predicted import guards, run

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.transaction_recovery import report
+from benchmarks.databases.transaction_recovery import report
 from penstock.procedures.compiler.program import Program
 from tests.transactions.procedures import interpreted
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.transaction_dicts import DICTS, Locked
-from benchmarks.transaction_peers import PEERS
-from benchmarks.transactions_peers import digest
-from benchmarks.transactions_speed import NAMES, Workload
+from benchmarks.transactions.transaction_dicts import DICTS, Locked
+from benchmarks.transactions.transaction_peers import PEERS
+from benchmarks.transactions.transactions_peers import digest
+from benchmarks.transactions.transactions_speed import NAMES, Workload
 from penstock.procedures.programs import PROGRAMS
 from tests.transactions.procedures import comparable, contents, interpreted, results_of
 

@@ -25,7 +25,7 @@ from penstock.ddl import parse_schema, schema_text
 from penstock.errors import InvalidUsageError
 from penstock.jobs.ingest import ReadSizes, Report, Settings, Totals, ingest_sources, sources
 from penstock.jobs.ingest.ingest import KINDS
-from tests.servers.servers import processes
+from tests.servers import processes
 
 _PATIENCE_S = 60.0
 

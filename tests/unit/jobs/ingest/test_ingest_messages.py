@@ -29,7 +29,8 @@ from penstock.jobs.ingest.mqtt import MqttMessages
 from penstock.jobs.ingest.records import CsvDialect, JsonDialect
 from penstock.jobs.ingest.sources import BadRecord, Rows
 from penstock.jobs.ingest.websocket import WebSocketMessages
-from tests.servers.servers import Mosquitto, processes
+from tests.servers import processes
+from tests.servers.servers import Mosquitto
 
 _PATIENCE_S = 20.0
 

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from benchmarks import index_rules
+from benchmarks.freshness import index_rules
 from penstock.checkpointing.fields import Fields
 from penstock.errors import InternalError
 from penstock.operators.queues.update_queue import UpdateQueue
