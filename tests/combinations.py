@@ -25,7 +25,7 @@ __all__ = ["CASES", "FOLDERS", "PAGE", "RESULTS", "merge", "record", "render"]
 _HERE: Final = Path(__file__).parent
 RESULTS: Final = _HERE / "spark" / "combinations.json"
 PAGE: Final = _HERE.parent / "docs" / "reference" / "combinations.md"
-CASES: Final = "test_combinations.py"
+CASES: Final = "spark/pipelines/test_combinations.py"
 """The file whose parameters are a source and a sink."""
 
 _UNIT: Final = "unit/"
@@ -49,10 +49,10 @@ another version.
 
 ## Sources and sinks
 
-Each row is one case of `tests/spark/{cases}`: a pipeline from the source through an update queue to the
-sink, which must end with the newest row of each key. The source `spark` is `rate-micro-batch`, the sink
-`spark` writes JSON files, and `upsert` writes SQLite. Cases with `kafka` are skipped where Spark's connector
-could not be fetched.
+Each row is one case of `tests/{cases}`: a pipeline from the source through an
+update queue to the sink, which must end with the newest row of each key. The source `spark` is
+`rate-micro-batch`, the sink `spark` writes JSON files, and `upsert` writes SQLite. Cases with `kafka` are
+skipped where Spark's connector could not be fetched.
 
 """
 _FILES: Final = """
@@ -93,7 +93,7 @@ def merge(results: dict[str, Any], lines: Iterable[str], day: str) -> None:
         run["day"] = day
         path, _, test = entry["test"].partition("::")
         name = path.removeprefix("tests/")
-        if name == f"spark/{CASES}":
+        if name == CASES:
             if "[" in test:
                 run["cases"][test.partition("[")[2].removesuffix("]")] = entry["outcome"]
         else:

@@ -168,7 +168,7 @@ def in_processes(names: Iterable[str], arguments: argparse.Namespace, mode: str)
             *("--stream", name, "--mode", mode, "--data", str(arguments.data)),
             *("--rows", str(arguments.rows), "--rounds", str(arguments.rounds), *only),
         ]
-        found += run_contender("compression", *command, timeout_s=3 * 3600)["records"]
+        found += run_contender("compression.compression", *command, timeout_s=3 * 3600)["records"]
         print(f"{name}: measured", file=sys.stderr, flush=True)
     return found
 

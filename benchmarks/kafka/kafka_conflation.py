@@ -263,7 +263,7 @@ def main() -> None:
         arguments += ["--address", address, "--records", str(given.records)]
         for _ in range(given.rounds):
             for contender, found in runs.items():
-                found.append(run_contender("kafka_conflation", "--contender", contender, *arguments))
+                found.append(run_contender("kafka.kafka_conflation", "--contender", contender, *arguments))
                 print(f"{contender}: {found[-1]}", file=sys.stderr, flush=True)
     print(f"{machine()}; {load}")
     print(f"{given.engine}, {given.format}, {size} bytes, {len(fields(given.levels))} fields\n")

@@ -163,7 +163,7 @@ def main() -> None:
         for keys in [20_000] if options.quick else options.keys:
             for copy in options.only:
                 arguments = ("--contender", copy, "--keys", str(keys), "--waiting", str(options.waiting))
-                result = run_contender("update_queue_copies", *arguments, *quick)
+                result = run_contender("queues.update_queue_copies", *arguments, *quick)
                 results.setdefault((str(copy), keys), []).append(result)
                 print(f"{copy} {keys}: {_summary([result])}", file=sys.stderr, flush=True)
     report(results)

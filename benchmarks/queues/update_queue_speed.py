@@ -195,7 +195,9 @@ def main() -> None:
             workload.write(Path(name))
             for _ in range(rounds):
                 for together in [chosen] if options.quick else [[contender] for contender in chosen]:
-                    found = run_contender("update_queue_speed", "--contender", *together, "--files", name)
+                    found = run_contender(
+                        "queues.update_queue_speed", "--contender", *together, "--files", name
+                    )
                     for contender, result in found.items():
                         results.setdefault((workload.name, contender), []).append(result)
                         seconds = [round(s, 2) for s in result["seconds"]]
@@ -203,7 +205,7 @@ def main() -> None:
     for contender in ("stateful-empty", "penstock-empty"):
         if not options.only or contender in options.only:
             for _ in range(rounds):
-                found = run_contender("update_queue_speed", "--contender", contender, *quick)
+                found = run_contender("queues.update_queue_speed", "--contender", contender, *quick)
                 results.setdefault(("empty micro-batch", contender), []).append(found[contender])
     report(results, {w.name: w for w in plan})
 

@@ -255,10 +255,12 @@ def main() -> None:
                 (directory / "in").mkdir()
                 write_input(directory / "in", keys, updates, batches)
                 arguments = ("--contender", contender, "--files", name + "/in", "--directory", name)
-                run = run_contender("state_in_spark", *arguments, *(["--quick"] if options.quick else []))
+                run = run_contender(
+                    "state.state_in_spark", *arguments, *(["--quick"] if options.quick else [])
+                )
                 if not options.quick:
                     add_batch(directory / "in")
-                    run["again"] = run_contender("state_in_spark", *arguments)
+                    run["again"] = run_contender("state.state_in_spark", *arguments)
                 found.setdefault(contender, []).append(run)
             print(f"{contender}: {json.dumps(run)}", file=sys.stderr, flush=True)
     for contender, runs in found.items():

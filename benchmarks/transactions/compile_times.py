@@ -59,7 +59,7 @@ def compile_once(name: str, compiler: str) -> dict[str, float]:
 
 
 def _in_a_process(name: str, compiler: str) -> dict[str, float]:
-    return run_contender("compile_times", name, "--once", compiler)
+    return run_contender("transactions.compile_times", name, "--once", compiler)
 
 
 def report(names: list[str], rounds: int) -> Iterator[str]:

@@ -169,7 +169,7 @@ def main() -> None:
         for route in given.route:
             arguments = ["--one", "--program", program, "--route", route, "--keys", str(given.keys)]
             arguments += ["--million", str(given.million), "--batch-million", str(given.batch_million)]
-            found = run_contender("transactions_in_spark", *arguments)
+            found = run_contender("transactions.transactions_in_spark", *arguments)
             print_case(f"{program:6} {route:8}", found)
 
 

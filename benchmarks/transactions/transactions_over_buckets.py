@@ -194,7 +194,7 @@ def report(given: argparse.Namespace) -> Iterator[str]:
             arguments = ["--one", "--only", workload, "--order", order, "--share", *given.share]
             for name in ("buckets", "rounds", "batches", "bank_rows", "tpcc_rows"):
                 arguments += ["--" + name.replace("_", "-"), getattr(given, name)]
-            found = run_contender("transactions_over_buckets", *map(str, arguments))
+            found = run_contender("transactions.transactions_over_buckets", *map(str, arguments))
             for one in found["cases"]:
                 yield (
                     f"{workload:<10}{one['buckets']:>7}  {order:<8}{one['share']:>7.0%}"

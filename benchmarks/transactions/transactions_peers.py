@@ -66,7 +66,7 @@ def measure(name: str, program: str, keys: int, events: int, *, checks: bool) ->
 def contend(name: str, program: str, keys: int, events: int, *, checks: bool) -> dict[str, Any]:
     """Run a contender in a process of its own."""
     options = ["--one", name, "--programs", program, "--keys", str(keys), "--events", str(events)]
-    return run_contender("transactions_peers", *options, *(["--check"] if checks else []))
+    return run_contender("transactions.transactions_peers", *options, *(["--check"] if checks else []))
 
 
 def main() -> None:

@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 from adbc_driver_postgresql import dbapi
 
 from benchmarks.harness import machine, session
-from benchmarks.upserts.upserts import SCHEMA, UPSERT
+from benchmarks.upserts.upserts import SCHEMA
+from benchmarks.upserts.upserts_by_hand import UPSERT
 from penstock.upserts import Columns, newest_changes, open_target
 from tests.servers.servers import PostgreSql
 

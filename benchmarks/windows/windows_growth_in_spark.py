@@ -132,7 +132,7 @@ def run(case: Case, place: Path, into: str) -> dict[str, float]:
 
 def alone(case: Case, into: str) -> dict[str, float]:
     """Run a case in a process of its own."""
-    return run_contender("windows_growth_in_spark", "--one", json.dumps(asdict(case)), "--into", into)
+    return run_contender("windows.windows_growth_in_spark", "--one", json.dumps(asdict(case)), "--into", into)
 
 
 def printed(text: str) -> dict[str, dict[int, dict[str, float]]]:

@@ -335,7 +335,7 @@ def lines(arguments: argparse.Namespace) -> Iterator[str]:
         for contender in arguments.contender:
             rows = rows_of(contender, query, density, arguments.million)
             found[contender] = run_contender(
-                "windows_in_spark", "--one", contender, "--query", query, "--density", density,
+                "windows.windows_in_spark", "--one", contender, "--query", query, "--density", density,
                 "--rows", str(rows), "--data", str(arguments.data),
                 *(["--by-step"] if arguments.by_step and contender != "spark" else []),
             )  # fmt: skip

@@ -24,8 +24,8 @@ _ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("name", "only"),
     [
-        ("update_queue_speed", ["penstock", "per-key"]),
-        ("state_in_spark", ["penstock-rows"]),
+        ("queues.update_queue_speed", ["penstock", "per-key"]),
+        ("state.state_in_spark", ["penstock-rows"]),
     ],
 )
 @pytest.mark.long
