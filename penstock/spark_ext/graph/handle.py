@@ -20,7 +20,6 @@ from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.facts import Markers, StreamFacts, facts_of
 from penstock.dataflow import PhysicalPlan, explain
 from penstock.dataflow.draw import draw_html
-from penstock.dataflow.nodes.trigger import find_promises
 from penstock.errors import PenstockError
 from penstock.monitoring.table import MetricsList, html_table
 from penstock.spark_ext.api.failure import failure_of, is_without_answer
@@ -110,13 +109,15 @@ class RunningGraph:
         in_turn: bool,
         drain: bool,
         recovery: GraphRecovery | None,
+        promised_s: Mapping[str, float] | None = None,
+        interrupted_ms: int | None = None,
     ) -> None:
         self.name = plan.name
         self.plan = plan
         self.schema = schema
         self.checkpoint = directory.location
-        self.promised_s = find_promises(plan.root)
-        self.interrupted_ms = directory.interrupted_ms(RESULTS) if self.promised_s else None
+        self.promised_s = promised_s or {}
+        self.interrupted_ms = interrupted_ms
         self._spark = spark
         self._directory = directory
         self._recovery = recovery

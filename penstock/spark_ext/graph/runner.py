@@ -28,7 +28,7 @@ from penstock.dataflow.checkpoint import (
     safe_name,
 )
 from penstock.dataflow.nodes import Materialize, Node, Sink, Source, rebuild, topological
-from penstock.dataflow.nodes.trigger import find_trigger_interval
+from penstock.dataflow.nodes.trigger import find_promises, find_trigger_interval
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.connection import is_connect
@@ -198,6 +198,7 @@ def start(
     directory.put("graph", graph_document(plan, readings, writers))
     for reading in chain.from_iterable(readings.values()):
         PStream(reading.location).subscribe(reading.reader, EARLIEST)
+    promised_s = find_promises(results)
     return RunningGraph(
         spark,
         plan,
@@ -207,6 +208,8 @@ def start(
         in_turn=available_now,
         drain=drain,
         recovery=recovery,
+        promised_s=promised_s,
+        interrupted_ms=directory.interrupted_ms(RESULTS) if promised_s else None,
     )
 
 
