@@ -1,9 +1,10 @@
 """Compression of columns: Penstock's three goals beside the formats and libraries that people use.
 
     python -m benchmarks.compression.compression [--rounds N] [--rows N] [--data FOLDER] [--only NAME ...]
-    [--save] python -m benchmarks.compression.compression --bandwidth | --codecs | --compile python -m
-    benchmarks.compression.compression --fig6 docs/figures/scabbard-6.svg python -m
-    benchmarks.compression.compression --fig12 docs/figures/scabbard-12.svg
+        [--save]
+    python -m benchmarks.compression.compression --bandwidth | --codecs | --compile
+    python -m benchmarks.compression.compression --fig6 docs/figures/scabbard-6.svg
+    python -m benchmarks.compression.compression --fig12 docs/figures/scabbard-12.svg
 
 Everything runs in memory and on one core. Times are CPU times of the process, so other processes do not
 count. Every contender codes every column whose type it knows, of every stream (`benchmarks.streams`). Each

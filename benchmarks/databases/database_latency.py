@@ -1,7 +1,7 @@
 """Latency of transactions in one process, from the request to the durable answer, at fixed rates.
 
-    python -m benchmarks.databases.database_latency [--seconds 10] [--rates 10000 100000] [--intervals 0ms 1ms
-    10ms]
+    python -m benchmarks.databases.database_latency [--seconds 10] [--rates 10000 100000]
+        [--intervals 0ms 1ms 10ms]
 
 Requests transfer money between 10,000 accounts. They arrive on time, even if earlier ones are not answered
 yet. The log is a write-ahead log and a p-stream, or a p-stream alone. SQLite (WAL, synchronous=FULL) commits

@@ -1,7 +1,7 @@
 """Forecasts of ``penstock plan`` beside the staleness of real queries.
 
-    python -m benchmarks.freshness.forecasts [--engine local spark] [--seconds 30] [--rate 150] [--loads 1 3
-    10]
+    python -m benchmarks.freshness.forecasts [--engine local spark] [--seconds 30] [--rate 150]
+        [--loads 1 3 10]
 
 A query serves an update queue whose query takes 4 ms a tuple (it sleeps), with a budget of time, or a
 freshness contract: in one process on the local engine, or on Spark with two cores and a bucket for each.

@@ -1,7 +1,7 @@
 """Update queues by working copy: keys that do not wait in memory, or in RocksDB on local disk.
 
-    python -m benchmarks.queues.update_queue_copies [--rounds N] [--quick] [--only memory rocksdb] [--keys N
-    ...]
+    python -m benchmarks.queues.update_queue_copies [--rounds N] [--quick] [--only memory rocksdb]
+        [--keys N ...]
                                              [--waiting SHARE]
 
 Without Spark: one bucket, a process each, in turn, for several rounds; a figure is the median of all. Tuples

@@ -1,7 +1,7 @@
 """Transactions in Spark: from a p-stream into a p-stream, with checkpoints.
 
     python -m benchmarks.transactions.transactions_in_spark [--program GS SL OB TP voter] [--keys 10000]
-    [--million 32]
+        [--million 32]
                                                [--batch-million 8] [--route direct results rows]
 
 Each program and route runs in a process of its own. The events are in a p-stream before the query starts.

@@ -1,7 +1,7 @@
 """SmallBank and TPC-C in Spark over several buckets: the time that forwarding adds to a micro-batch.
 
-    python -m benchmarks.transactions.transactions_over_buckets [--only SmallBank TPC-C] [--share 0.01 0.1 0.5
-    1]
+    python -m benchmarks.transactions.transactions_over_buckets [--only SmallBank TPC-C]
+        [--share 0.01 0.1 0.5 1]
         [--buckets 2] [--order any] [--rounds 2] [--batches 8] [--bank-rows 100000] [--tpcc-rows 5000]
 
 The requests are in a p-stream before a query starts, and pass through Spark (`rows`). In SmallBank, a share

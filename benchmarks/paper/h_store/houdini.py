@@ -1,7 +1,7 @@
 """The accuracy of predictions for TATP, TPC-C, AuctionMark and SEATS (H-Store Tables 5.3 and 5.4).
 
-    python -m benchmarks.paper.h_store.houdini [--transactions 10000] [--partitions 16] [--benchmarks tatp
-    tpcc]
+    python -m benchmarks.paper.h_store.houdini [--transactions 10000] [--partitions 16]
+        [--benchmarks tatp tpcc]
 
 Transactions are recorded in Python over small databases. The first half trains the models of each kind of
 transaction, once one for all and once several that features choose; the second half measures them. They do

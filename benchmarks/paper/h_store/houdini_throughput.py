@@ -1,7 +1,7 @@
 """Throughput with predictions, by the size of the cluster and by the threshold (H-Store Fig. 5.11 and 5.12).
 
-    python -m benchmarks.paper.h_store.houdini_throughput 5.11 5.12 [--transactions 4000] [--partitions 4 8 16
-    32 64]
+    python -m benchmarks.paper.h_store.houdini_throughput 5.11 5.12 [--transactions 4000]
+        [--partitions 4 8 16 32 64]
         [--benchmarks tatp_name tpcc auction_mark]
 
 Simulated are the partitions, two on each node as in the paper, with their clients, in virtual time. The times
