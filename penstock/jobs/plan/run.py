@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,7 @@ from penstock.units import parse_duration_us
 __all__ = ["PlanRequest", "best_of", "measured_engine", "read_sample", "run_plan"]
 
 _LEAST_SPAN_US: Final = 1_000_000
+_CONTRACT_HINT: Final = "write --freshness 'p95: 2 s'"
 _WITHOUT_FIXED: Final = "staleness leaves out the fixed time of a micro-batch, so it can be less than batch"
 _BROKEN: Final = f"{_WITHOUT_FIXED}; * the promise, which includes the fixed time, is broken"
 
@@ -91,11 +92,19 @@ class PlanRequest:
         if self.budget is not None:
             raise InvalidUsageError("a contract of freshness sets the budget", hint="leave out --budget")
         try:
-            return FreshnessContract.parse(safe_load(self.freshness))
+            contract = safe_load(self.freshness)
         except YAMLError as error:
             raise InvalidUsageError(
-                "the contract is not YAML", got=self.freshness, hint="write 'p95: 2 s'"
+                "the contract is not YAML", got=self.freshness, hint=_CONTRACT_HINT
             ) from error
+        if not isinstance(contract, Mapping):
+            raise InvalidUsageError(
+                "the contract has no percentile with a colon",
+                option="--freshness",
+                got=self.freshness,
+                hint=_CONTRACT_HINT,
+            )
+        return FreshnessContract.parse(contract)
 
     @property
     def engine(self) -> Engine:
@@ -191,6 +200,8 @@ def read_sample(path: str, max_rows: int) -> pa.Table:
             return pq.read_table(path).slice(0, max_rows)
         if suffix == ".csv":
             return pa.csv.read_csv(path).slice(0, max_rows)
+    except FileNotFoundError:
+        raise InvalidUsageError("there is no such file", file=path) from None
     except (OSError, pa.ArrowException) as error:
         raise InvalidUsageError("cannot read the sample", file=path, reason=str(error)) from error
     return PStreamReader(path).read(max_rows)

@@ -217,3 +217,24 @@ def test_a_time_too_short_for_micro_batches_is_refused_before_the_sample_is_read
         InvalidUsageError, match=r"too short a time to simulate: span=999ms\. Hint: give at least"
     ):
         run_plan("no such sample", request, out=None, svg=None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nofile.csv"], "there is no such file: file=nofile.csv."),
+        (
+            ["rows.parquet", "--freshness", "p95 2 s"],
+            "the contract has no percentile with a colon: option=--freshness got=p95 2 s. "
+            "Hint: write --freshness 'p95: 2 s'.",
+        ),
+    ],
+)
+def test_a_wrong_argument_gets_one_line_in_the_form_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(table(), "rows.parquet")
+    result = CliRunner().invoke(app, ["plan", *arguments, "--key", "tier", "--time", "time"])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
