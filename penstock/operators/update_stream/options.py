@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -226,8 +227,14 @@ def parse_choice(option: str, got: str, kind: type[E]) -> E:
     try:
         return kind(got)
     except ValueError:
+        known = [str(member) for member in kind]
+        near = difflib.get_close_matches(str(got).lower(), known, n=1)
         raise InvalidUsageError(
-            "an option has an unknown value", option=option, got=got, known=[str(member) for member in kind]
+            "an option has an unknown value",
+            option=option,
+            got=got,
+            known=known,
+            hint=f"did you mean {near[0]!r}?" if near else None,
         ) from None
 
 

@@ -439,6 +439,7 @@ def _queue() -> Graph:
             r"option=mode got=lasy known=\['lazy', 'eager', 'append'\] node=window",
         ),
         (lambda: served(policy="lifo"), "unknown value: option=policy got=lifo"),
+        (lambda: served(policy="linecuting"), "got=linecuting.*did you mean 'linecutting'"),
         (
             lambda: served(mode="append", budget=3),
             r"do not take this option: option=budget node=window.*mode='lazy'",
