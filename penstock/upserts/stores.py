@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -28,6 +30,8 @@ _EXTRAS: Final[dict[str, Extra | None]] = {
 """For each scheme, the extra that installs its package; SQLite is part of Python."""
 
 SCHEMES: Final = tuple(_EXTRAS)
+
+_SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*")
 
 _SECRETS: Final = ("token", "credential", "s3.secret-access-key", "s3.session-token", "adls.account-key")
 """Properties of Iceberg catalogs that messages do not show."""
@@ -120,9 +124,16 @@ def _split(to: str) -> SplitResult:
         uri = urlsplit(to)
         if uri.scheme in _EXTRAS and uri.port != 0:  # the port is parsed here
             return uri
+    scheme, colon, _ = to.partition(":")
+    # An address may hold a password, so the message shows only what can be a scheme.
+    given = {"scheme": scheme} if colon and _SCHEME.fullmatch(scheme) else {}
+    near = difflib.get_close_matches(scheme.lower(), SCHEMES, n=1) if given and scheme not in SCHEMES else []
     raise InvalidUsageError(
         "the address of the store is not valid",
-        hint=f"it begins with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}",
+        **given,
+        hint=f"did you mean {near[0]}://?"
+        if near
+        else f"it begins with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}",
     )
 
 

@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.cli import app
+from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.upsert import _call_patiently
 from penstock.upserts import Columns, open_target
+from penstock.upserts.stores import check_address
 
 _SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64()})
 _PIPELINE = """
@@ -54,3 +56,17 @@ def test_a_store_that_does_not_answer_is_logged_with_the_reason_but_no_secret(
         _call_patiently(target, call, 60.0)
     (record,) = caplog.records
     assert record.getMessage().endswith("reason=connection refused for ***]")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("sqllite:///x.db", "not valid: scheme=sqllite. Hint: did you mean sqlite://?"),
+        ("nats://host/x", "not valid: scheme=nats. Hint: it begins with one of postgresql://"),
+        ("se cret:word", "not valid. Hint: it begins with one of postgresql://"),
+    ],
+)
+def test_an_unknown_scheme_is_named_and_a_known_one_suggested(address: str, message: str) -> None:
+    with pytest.raises(InvalidUsageError) as caught:
+        check_address(address, "newest")
+    assert message in str(caught.value)
