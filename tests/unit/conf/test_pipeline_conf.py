@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import textwrap
 from pathlib import Path
 from typing import get_args
@@ -794,3 +795,10 @@ def test_the_problems_survive_pickling() -> None:
     assert isinstance(error, PipelineError)
     assert error.problems == ("a: b.", "c: d.")
     assert str(error) == "a: b.\nc: d."
+
+
+def test_the_market_example_names_every_type_of_sink() -> None:
+    sections = Pipeline.model_json_schema()["$defs"]
+    types = {one["properties"]["type"]["const"] for name, one in sections.items() if name.endswith("Sink")}
+    (line,) = (one for one in example_text("market").splitlines() if one.startswith("  type: console"))
+    assert set(re.findall(r"\w+", line)) - {"type", "or"} == types
