@@ -69,7 +69,7 @@ EngineOption = Annotated[
     str | None,
     typer.Option(
         metavar="spark|local",
-        help="Who runs the pipeline, in place of its field engine: Spark, or this process without Java.",
+        help="Run on Spark, or in this process without Java. Overrides the field engine.",
         show_default=False,
     ),
 ]

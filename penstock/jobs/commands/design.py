@@ -38,8 +38,8 @@ def design(
         list[str] | None,
         typer.Option(
             metavar="TABLE=FILE",
-            help="With --requests: the rows of a table before the requests, as Parquet. May be repeated. "
-            "Over these rows, procedures whose keys come from rows run, to find routing attributes.",
+            help="With --requests: the initial rows of a table, as Parquet. May be repeated. They are needed "
+            "if a procedure reads keys from rows: the search then runs it to see its keys.",
             show_default=False,
         ),
     ] = None,

@@ -145,7 +145,7 @@ def migrate(
         typer.Option(
             "--table",
             metavar="NAME=COLUMNS",
-            help="All columns of a table of an own operator; once for each table that changes.",
+            help="All columns of a table of a user-defined operator. Repeat for each table that changes.",
             show_default=False,
         ),
     ] = None,
