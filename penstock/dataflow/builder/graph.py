@@ -27,7 +27,7 @@ from penstock.dataflow.nodes import (
 from penstock.dataflow.plan import Persist, PhysicalPlan, plan
 from penstock.dataflow.statistics import Statistics, measure
 from penstock.dataflow.types import UNKNOWN, expression_type
-from penstock.ddl import parse_schema, quote
+from penstock.ddl import parse_schema, quote, type_text
 from penstock.errors import InvalidUsageError
 from penstock.operators.own.abc import Operator
 from penstock.operators.update_stream.operator_options import (
@@ -41,6 +41,7 @@ from penstock.operators.update_stream.operator_options import (
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.workflow import Workflow
 from penstock.sql.expression import Expression, column, did_you_mean, split_alias
+from penstock.sql.syntax.functions import NEVER_BOOLEAN
 from penstock.sql.tree import Tree
 
 __all__ = ["Graph", "GraphName", "graph"]
@@ -93,6 +94,8 @@ def _is_no_condition(tree: Tree) -> bool:
     tree = tree.unnest()
     if tree.kind == "cast":
         return str(tree.value[1]).upper() != "BOOLEAN"
+    if tree.kind == "call":
+        return tree.value.lower() in NEVER_BOOLEAN
     return tree.kind in ("binary", "unary", "number", "string", "interval")
 
 
@@ -193,7 +196,7 @@ class Graph(Windows, Streams):
         condition = self._expression(predicate, label)
         kind = expression_type(condition, self.schema)
         if not pa.types.is_boolean(kind) and (kind != UNKNOWN or _is_no_condition(condition.tree)):
-            known = {} if kind == UNKNOWN else {"type": kind}
+            known = {} if kind == UNKNOWN else {"type": type_text(kind)}
             raise InvalidUsageError(
                 "the filter is not a condition, which is true or false",
                 filter=predicate,

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.dataflow.builder.base import GraphBase, mark_input
 from penstock.dataflow.nodes import Aggregate, Node, RowWindow, Select, SessionWindow, Window, WindowJoin
+from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import WEIGHT, TimeUnit
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
@@ -80,7 +81,9 @@ class Windows(GraphBase):
         time_unit = _unit(self.schema.field(time).type)
         if time_unit is not None and unit not in (None, time_unit):
             raise InvalidUsageError(
-                "the unit differs from that of the time column", unit=unit, type=self.schema.field(time).type
+                "the unit differs from that of the time column",
+                unit=unit,
+                type=type_text(self.schema.field(time).type),
             )
         time_unit = time_unit or unit
         if time_unit is None or not _countable(self.schema.field(time).type):
@@ -88,7 +91,7 @@ class Windows(GraphBase):
                 "the time of a window is neither a timestamp nor an integer with a unit",
                 hint="cast it, or pass a unit, such as unit='s' for seconds",
                 column=time,
-                type=self.schema.field(time).type,
+                type=type_text(self.schema.field(time).type),
                 node=node_name,
             )
         if isinstance(window_options.weight, str):

@@ -12,6 +12,7 @@ from penstock.dataflow.nodes.base import Node, distinct, duration, find_column
 from penstock.dataflow.nodes.service import check_weights, describe_limit, late_rows
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
+from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketch_argument
 from penstock.operators.aggregates.own import takes_values
@@ -294,7 +295,7 @@ class Aggregate(Node):
                     "values that contain maps cannot be counted",
                     "count to_json(x) instead; Spark cannot hash a map",
                     expression=sketch_argument(partial).text,
-                    type=kind,
+                    type=type_text(kind),
                 )
             return
         kind = partial_type(replace(partial, kind="min", log2_size=0, function=""), schema)
@@ -304,7 +305,7 @@ class Aggregate(Node):
                     "values of a nested type cannot be counted",
                     "use count(DISTINCT x) with a plain type",
                     expression=partial.expression,
-                    type=kind,
+                    type=type_text(kind),
                 )
             return
         fits = _is_number(kind) or (partial.kind != "kll" and pa.types.is_temporal(kind))
@@ -316,7 +317,7 @@ class Aggregate(Node):
                 "min, max and sum take integers, floats, dates and times; median, percentile and own take "
                 "integers and floats; first and last take any type",
                 expression=", ".join(written) or partial.expression,
-                type=kind,
+                type=type_text(kind),
             )
 
     def _key(self) -> tuple[str, ...]:

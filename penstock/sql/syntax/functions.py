@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["AGGREGATES", "GENERATORS", "OWN_FUNCTION", "ROW_FUNCTIONS"]
+__all__ = ["AGGREGATES", "GENERATORS", "NEVER_BOOLEAN", "OWN_FUNCTION", "ROW_FUNCTIONS"]
 
 ROW_FUNCTIONS: Final = frozenset(
     """
@@ -66,6 +66,20 @@ ROW_FUNCTIONS: Final = frozenset(
 Functions that name fields after their arguments, like ``struct``, are excluded: their result changes if a
 column is replaced by its definition. Functions that fail on purpose are excluded, too.
 """
+
+NEVER_BOOLEAN: Final = frozenset(
+    """
+    abs array ascii base64 bigint binary ceil ceiling char char_length concat concat_ws date date_add
+    date_diff date_format date_part date_sub date_trunc datediff day dayofmonth dayofweek dayofyear decimal
+    double exp float floor format_number format_string from_unixtime hash hex hour initcap instr int lcase
+    left length levenshtein ln locate log log10 lower lpad ltrim map md5 minute month months_between
+    octet_length pmod pow power quarter regexp_count regexp_extract regexp_replace repeat replace right round
+    rpad rtrim second sha1 sha2 sign signum size smallint space split sqrt string substr substring
+    substring_index timestamp tinyint to_date to_json to_timestamp translate trim trunc ucase unix_micros
+    unix_millis unix_seconds upper weekday weekofyear xxhash64 year
+    """.split()  # noqa: SIM905
+)
+"""Functions whose result is no condition, whatever their arguments are."""
 
 AGGREGATES: Final = frozenset(
     """

@@ -340,6 +340,8 @@ def _queue() -> Graph:
         ),
         (lambda: readings().where("load + 1"), r"the filter is not a condition.*type=double"),
         (lambda: readings().where("(my_udf(load) + 1)"), "the filter is not a condition"),
+        (lambda: readings().where("concat(my_udf(load), 'x')"), "the filter is not a condition"),
+        (lambda: readings().where("plug + 1"), r"the filter is not a condition.*type=int\b"),
         (lambda: readings().where("CAST(my_udf(load) AS date)"), "the filter is not a condition"),
         (lambda: readings().where("load >"), "cannot be parsed"),
         (lambda: readings().where("sum(load) > 1"), "only windows have aggregates"),
@@ -403,7 +405,7 @@ def _queue() -> Graph:
         (nested, "a nested type cannot be counted: expression=window type=struct"),
         pytest.param(
             of_maps,
-            "values that contain maps cannot be counted: expression=m type=list",
+            "values that contain maps cannot be counted: expression=m type=array",
             marks=needs_sketches,
         ),
         (
