@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 
+from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.jobs.ingest.column_types import cast_column, choose_type, parse_type
 
@@ -29,6 +31,7 @@ _BLOCK_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 16
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ZONE = r"\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$"
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
@@ -115,7 +118,7 @@ class Records(ABC):
             try:
                 rows = self.parse(record, pa.schema([field.with_nullable(True)]))
             except pa.ArrowInvalid:
-                return f"column {field.name} is no {field.type}"
+                return f"column {field.name} is no {type_text(field.type)}"
             if not field.nullable and rows[field.name].null_count:
                 return f"column {field.name} is null"
         return "it cannot be parsed"
@@ -340,6 +343,22 @@ class JsonRecords(Records):
         except pa.ArrowInvalid:
             # An object may be longer than a block.
             return _read_json(lines, schema, len(lines))
+
+    def infer(self, content: bytes) -> pa.Schema:
+        """Infer the columns from objects; see `Records.infer`. A column with any zone has instants.
+
+        pyarrow reads a time with a zone as a time in UTC, and forgets the zone.
+        """
+        schema = super().infer(content)
+        times = pa.schema(
+            [(field.name, pa.string()) for field in schema if pa.types.is_timestamp(field.type)]
+        )
+        texts = self._rows(content, times) if times else None
+        for name in times.names:
+            if texts is not None and pc.any(pc.match_substring_regex(texts[name], _ZONE)).as_py():
+                at = schema.get_field_index(name)
+                schema = schema.set(at, schema.field(at).with_type(pa.timestamp("us", "UTC")))
+        return schema
 
     def _lines(self, content: bytes) -> bytes:
         return content

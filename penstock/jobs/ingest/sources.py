@@ -82,7 +82,10 @@ class BadRecord:
     line: int
     offset: int
     why: str
-    remedy: str = "correct it and run the same command again, or pass over such records by --on-error skip"
+    remedy: str = (
+        "correct it and run the same command again, pass over such records by --on-error skip, or make a new "
+        "p-stream whose types are given by --schema"
+    )
 
     def error(self) -> InvalidUsageError:
         """Return an error for the record."""

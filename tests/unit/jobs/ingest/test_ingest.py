@@ -240,7 +240,8 @@ def test_columns_are_found_though_a_record_is_bad_and_what_is_before_it_is_commi
     absolute = Path("a.csv").absolute()
     assert result.stderr.splitlines()[-1] == (
         f"a record cannot be read: it has 1 fields, not 2: file={absolute} line=4 offset=14. Hint: correct "
-        "it and run the same command again, or pass over such records by --on-error skip."
+        "it and run the same command again, pass over such records by --on-error skip, or make a new "
+        "p-stream whose types are given by --schema."
     )
     assert [row["n"] for row in rows_of(place)] == [1, 2]
     written("a.csv", "n,tag\n1,a\n2,b\n3,c\n4,d\n")
@@ -251,16 +252,16 @@ def test_columns_are_found_though_a_record_is_bad_and_what_is_before_it_is_commi
 @pytest.mark.parametrize(
     ("kind", "text", "why"),
     [
-        ("csv", "n,tag\nx,a\n", "column n is no int32"),
+        ("csv", "n,tag\nx,a\n", "column n is no int"),
         ("csv", 'n,tag\n1,""\n2,\n', "column tag is null"),
         ("ndjson", '{"n": 1}\n', "column tag is null"),
         ("csv", "n,tag\n1,a,b\n", "it has 3 fields, not 2"),
         ("csv", b"n,tag\n1,\xff\n", "column tag is no string"),
-        ("ndjson", '{"n": "x", "tag": ""}\n', "column n is no int32"),
+        ("ndjson", '{"n": "x", "tag": ""}\n', "column n is no int"),
         ("ndjson", '{"n": 1\n', "it is no JSON, at its byte 8: Expecting ',' delimiter"),
         ("ndjson", "[1]\n", "it is no object"),
         ("ndjson", b'{"tag": "\xff"}\n', "it is not UTF-8"),
-        ("json", '[{"n": 5, "tag": ""}, {"n": 1.5, "tag": ""}]', "column n is no int32"),
+        ("json", '[{"n": 5, "tag": ""}, {"n": 1.5, "tag": ""}]', "column n is no int"),
     ],
 )
 def test_bad_records_are_named_or_passed_over(place: Path, kind: str, text: str | bytes, why: str) -> None:
@@ -275,6 +276,19 @@ def test_bad_records_are_named_or_passed_over(place: Path, kind: str, text: str 
     assert skipped.stderr.rstrip().endswith("1 skipped")
 
 
+@pytest.mark.parametrize(("kind", "form"), [("ndjson", "%s\n%s\n"), ("json", "[%s, %s]")])
+def test_times_of_json_with_a_zone_are_instants(place: Path, kind: str, form: str) -> None:
+    first = '{"a": "2024-01-02T03:04:05Z", "b": "2024-01-02T03:04:05", "c": "2024-01-02", "n": 1}'
+    second = '{"a": "2024-01-02T03:04:05+02:00", "b": null, "c": null, "n": 2}'
+    written("f", form % (first, second))
+    result = penstock(str(place), "f", "--from", kind)
+    assert "a timestamp, b timestamp_ntz, c timestamp_ntz, n bigint" in result.stderr
+    assert [row["a"].isoformat() for row in rows_of(place)] == [
+        "2024-01-02T03:04:05+00:00",
+        "2024-01-02T01:04:05+00:00",
+    ]
+
+
 def test_times_without_a_zone_are_of_utc_and_no_digit_is_lost(place: Path) -> None:
     written("a.csv", "t\n2024-01-02 03:04:05\n2024-01-02T03:04:05+02:00\n2024-01-02 03:04:05.1234560\n")
     assert penstock(str(place), "a.csv", "--from", "csv", "--schema", "t timestamp").exit_code == 0
@@ -285,7 +299,7 @@ def test_times_without_a_zone_are_of_utc_and_no_digit_is_lost(place: Path) -> No
     ]
     written("b.csv", "t\n2024-01-02 03:04:05.1234567\n")
     lost = penstock(str(place), "b.csv", "--from", "csv")
-    assert "column t is no timestamp[us, tz=UTC]" in lost.stderr
+    assert "column t is no timestamp:" in lost.stderr
 
 
 # --------------------------------------------------------------------------------- pipes and signals
