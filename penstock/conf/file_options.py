@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -37,6 +38,14 @@ _FLAGS: Final = ("enforceSchema", "header", "multiLine", "recursiveFileLookup", 
 _MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 _NEAR: Final = 0.8
 """The likeness from which on a name counts as misspelt. Other names may belong to another version."""
+_PATTERNS: Final = ("dateFormat", "timestampFormat", "timestampNTZFormat")
+_READABLE: Final = frozenset("GyYMLwWdDEFuaHkKhmsSVzOXxZ")
+"""Letters of patterns with which Spark reads times, under any of its policies of parsing times."""
+
+
+def _unreadable_letters(pattern: str) -> list[str]:
+    letters = re.sub("'[^']*'", "", pattern)
+    return sorted({one for one in letters if one.isascii() and one.isalpha()} - _READABLE)
 
 
 def wrong_options(format: str, options: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
@@ -63,5 +72,8 @@ def wrong_options(format: str, options: Mapping[str, str]) -> Iterator[tuple[str
             yield f"{name} is not one of {', '.join(_MODES)}", None
         elif known in ("sep", "delimiter") and not text:
             yield f"{name} is empty", "write the character between two fields, such as ';'"
+        elif known in _PATTERNS and (letters := _unreadable_letters(text)):
+            fact = f"{name} has letters that no time can be read with: {', '.join(letters)}"
+            yield fact, "write a pattern such as yyyy-MM-dd HH:mm:ss"
         elif known in ("quote", "escape") and len(text) > 1 and not text.startswith("\\"):
             yield f"{name} is more than one character", None

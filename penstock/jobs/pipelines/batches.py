@@ -17,6 +17,11 @@ _STALENESS = (
     "average and 95th percentile over keys and time",
 )
 """The explanation that follows the first batch with staleness."""
+_BAD_RECORDS = (
+    "bad records: at least half of all; compare the source's schema and options with a record,",
+    "or set reject_to, which keeps each with its reason",
+)
+"""The explanation that follows the first batch with mostly bad records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,22 +203,27 @@ def _line_printer() -> Callable[[Sequence[str]], None]:
 def batch_printer(silence_s: float = _SILENCE_S) -> Iterator[Callable[[Batch], None]]:
     """Yield a function that prints each batch with rows as a line on standard error.
 
-    After the first batch with staleness, another line explains what staleness is. If no batch ends within
+    After the first batch with staleness, another line explains what staleness is; after the first batch with
+    mostly bad records, another line says how to find the reason. If no batch ends within
     `silence_s`, a line reports that the query is still starting.
     """
     show = _line_printer()
     timer = threading.Timer(silence_s, _say, ("still starting: no micro-batch has ended yet",))
     timer.daemon = True
-    explained = False
+    explained = warned = False
 
     def on_batch(batch: Batch) -> None:
-        nonlocal explained
+        nonlocal explained, warned
         timer.cancel()
         if batch.did_something:
             show(batch_parts(batch))
         if batch.staleness_p95_ms and not explained:
             explained = True
             show(_STALENESS)
+        # Records that are skipped are not among the rows, so half of all records may be good.
+        if batch.bad_records and batch.bad_records >= batch.rows_in and not warned:
+            warned = True
+            show(_BAD_RECORDS)
 
     timer.start()
     try:

@@ -117,6 +117,12 @@ def test_a_schema_in_another_order_than_the_header_is_refused(
             "sep is empty. Hint: write the character between two fields, such as ';'.",
         ),
         ({"header": "true", "quote": "ab"}, "quote is more than one character."),
+        (
+            {"header": "true", "timestampFormat": "QQQ"},
+            "timestampFormat has letters that no time can be read with: Q. "
+            "Hint: write a pattern such as yyyy-MM-dd HH:mm:ss.",
+        ),
+        ({"header": "true", "timestampFormat": "yyyy-MM-dd'Q'HH:mm:ss"}, None),
         ({"Header": "TRUE", "delimiter": "||", "myOption": "1"}, None),
     ],
 )

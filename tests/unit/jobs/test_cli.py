@@ -309,6 +309,17 @@ def test_a_run_that_shows_nothing_for_long_says_that_it_is_starting(
     assert capsys.readouterr().err.startswith("still starting: ")
 
 
+@pytest.mark.parametrize(("bad", "hints"), [(0, 0), (3, 0), (5, 1)])
+def test_a_batch_of_mostly_bad_records_is_followed_by_a_hint_once(
+    capsys: pytest.CaptureFixture[str], bad: int, hints: int
+) -> None:
+    batch = Batch(0, 5, 0, 0, 0, 0, 0, 10, bad_records=bad)
+    with batch_printer() as show:
+        show(batch)
+        show(batch)
+    assert capsys.readouterr().err.count("set reject_to, which keeps each with its reason") == hints
+
+
 @pytest.mark.parametrize(
     ("rows", "bad", "line"),
     [
