@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from penstock._clock import Clock, now_us
-from penstock.checkpointing.files import absolute_location
+from penstock.checkpointing.files import Files, absolute_location, open_files
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import EARLIEST, PStream
 from penstock.dataflow import Graph, Persist, PhysicalPlan, Statistics
@@ -32,7 +32,8 @@ from penstock.local_engine.outputs import Output, PStreamOutput
 from penstock.local_engine.query import LocalBatch, LocalQuery
 from penstock.local_engine.query_log import QueryLog
 from penstock.spark_ext.border.types import stored_schema
-from penstock.state_store.descriptions import missing_state_notes
+from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE, missing_state_error
+from penstock.state_store.descriptions import missing_state_notes, read_description
 
 __all__ = ["RESULTS", "LocalGraph", "OpenOutput", "start_local"]
 
@@ -236,8 +237,16 @@ class _Queries:
         query = LocalQuery(
             name, log, self.builder.inputs, self.builder.operator, made.rows, output, self.clock
         )
+        if operator is not None and operator.pointers:
+            _check_described(open_files(operator.task.state_location).child(log.id).child(operator.name))
         self.queries.append(query)
         return made.schema
+
+
+def _check_described(state: Files) -> None:
+    """Raise an error at the start, and not only with new rows, if the state is gone as a whole."""
+    if read_description(state) is None:
+        raise missing_state_error(state.path_of(SPECIFICATION_FILE))
 
 
 def _into(location: str) -> OpenOutput:

@@ -30,7 +30,7 @@ from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.cli import app
 from penstock.conf.document import Document, PipelineError
 from penstock.conf.pipeline import Pipeline
-from penstock.errors import InvalidUsageError
+from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs.local.pipeline import check_local_pipeline, open_pipeline
 from penstock.jobs.pipelines.places import check_places
 from penstock.jobs.pipelines.run import run_to_end
@@ -580,6 +580,16 @@ def test_what_it_cannot_run_is_refused_with_a_hint(
     assert fact in problem
     assert place.partition(".")[0] in problem
     assert problem.endswith("Hint: use engine: spark.")
+
+
+def test_a_state_that_is_gone_is_refused_at_the_start_even_without_new_rows(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(30))
+    queue = pipeline(tmp_path, queue=QUEUE)
+    run_to_end(queue)
+    assert run_to_end(queue).batches == 0
+    shutil.rmtree(tmp_path / "checkpoint" / "state")
+    with pytest.raises(CorruptDataError, match=r"the state of this checkpoint is missing.*operator\.punit"):
+        run_to_end(queue)
 
 
 def test_a_checkpoint_of_another_pipeline_is_refused(tmp_path: Path) -> None:
