@@ -68,17 +68,26 @@ class PenstockError(Exception):
         self.fact = fact
         self.hint = hint
         self.context = context
-        pairs = "".join(f" {name}={value}" for name, value in context.items())
-        text = f"{fact}:{pairs}" if pairs else fact
-        end = "" if hint and hint.endswith("?") else "."
-        super().__init__(f"{text}. Hint: {hint}{end}" if hint else f"{text}.")
+        super().__init__(_text(fact, hint, context))
 
     def __str__(self) -> str:
         return redact(super().__str__())
 
+    def add_context(self, **context: Any) -> None:
+        """Add named values to this error and its text."""
+        self.context = {**self.context, **context}
+        self.args = (_text(self.fact, self.hint, self.context),)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by arguments, so that text, hint and context all arrive."""
         return _rebuild, (type(self), self.fact, self.hint, self.context)
+
+
+def _text(fact: str, hint: str | None, context: dict[str, Any]) -> str:
+    pairs = "".join(f" {name}={value}" for name, value in context.items())
+    text = f"{fact}:{pairs}" if pairs else fact
+    end = "" if hint and hint.endswith("?") else "."
+    return f"{text}. Hint: {hint}{end}" if hint else f"{text}."
 
 
 def _rebuild(

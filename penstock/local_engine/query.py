@@ -178,9 +178,11 @@ class LocalQuery:
             else:
                 operator.finish()
                 self.log.commit(number, operator.pointers, operator.waiting if operator.waits else None)
-        except BaseException:
+        except BaseException as error:
             if operator is not None:
                 operator.abandon()
+            if batch.bad_records and isinstance(error, InvalidUsageError):
+                error.add_context(bad_records=batch.bad_records)
             raise
         finally:
             self.overdue.end()

@@ -89,13 +89,13 @@ def run_local(
 
         trigger = pipeline.query.trigger
         if trigger == AVAILABLE_NOW:
-            with _errors_of_run():
+            with _errors_of_run(document):
                 running.run_available(note, is_stopped)
             return replace(totals, signal=signals.received)
         fixed_s = None if trigger is None else parse_duration_us(trigger) / 1e6
         while not is_stopped():
             begin_s = monotonic_s()
-            with _errors_of_run():
+            with _errors_of_run(document):
                 ran = running.step(note)
             # Without a trigger, the contract of the results' queue chooses the interval.
             next_s = begin_s + (fixed_s if fixed_s is not None else chosen_s if ran else 0.0)
@@ -107,12 +107,15 @@ def run_local(
 
 
 @contextmanager
-def _errors_of_run() -> Iterator[None]:
-    """Mark errors as errors of a micro-batch; see `PenstockError`."""
+def _errors_of_run(document: Document | None) -> Iterator[None]:
+    """Mark errors as errors of a micro-batch, and add the line of the source that they name."""
     try:
         yield
     except PenstockError as error:
         error.while_running = True
+        if document is not None and "source" in error.context:
+            line = document.place(tuple(str(error.context["source"]).split(".")))
+            error.add_context(pipeline=line)
         raise
 
 

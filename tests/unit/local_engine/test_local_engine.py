@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -590,6 +591,27 @@ def test_a_state_that_is_gone_is_refused_at_the_start_even_without_new_rows(tmp_
     shutil.rmtree(tmp_path / "checkpoint" / "state")
     with pytest.raises(CorruptDataError, match=r"the state of this checkpoint is missing.*operator\.punit"):
         run_to_end(queue)
+
+
+def test_an_error_of_records_names_the_pipelines_line_and_counts_bad_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    Path("in", "a.csv").write_text("a,2026-01-01 10:00:00\n")
+    Path("p.yaml").write_text(
+        "engine: local\n"
+        "source: {type: files, format: csv, path: in, schema: 'k string, t timestamp'}\n"
+        "queue: {key: k, time: t}\n"
+        "sink: {type: noop}\n"
+        "query: {trigger: available_now, checkpoint: checkpoint}\n"
+    )
+    result = CliRunner().invoke(app, ["run", "p.yaml"])
+    assert result.exit_code == 1
+    assert re.search(r"no zone: source=source file=\S+a\.csv .*pipeline=p\.yaml:2\.", result.stderr)
+    Path("in", "a.csv").write_text("a,soon\nb,soon\nc,2026-01-01T10:00:00Z\n")
+    result = CliRunner().invoke(app, ["run", "p.yaml"])
+    assert re.search(r"null \(or NaN\) key.*bad_records=2", result.stderr)
 
 
 def test_a_checkpoint_of_another_pipeline_is_refused(tmp_path: Path) -> None:
