@@ -10,7 +10,6 @@ import pyarrow as pa
 from penstock.dataflow.nodes import Node, Select, Sink, Source, UpdateQueue, UpdateUnion, Window, topological
 from penstock.dataflow.nodes.base import infer
 from penstock.dataflow.types import UNKNOWN
-from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.deletes import check_delete_results, mark_deletes
 from penstock.sql.expression import Expression, did_you_mean
@@ -119,7 +118,5 @@ def mark_input(input: Node, delete_when: str, name: str) -> Select:
     condition, columns = mark_deletes(delete_when, input.schema.names)
     projection = Select(name, (input,), columns)
     if (kind := infer(projection, condition, input.schema)) not in (pa.bool_(), UNKNOWN):
-        raise projection.wrong(
-            "delete_when is not a condition", delete_when=delete_when, type=type_text(kind)
-        )
+        raise projection.wrong("delete_when is not a condition", delete_when=delete_when, type=kind)
     return projection

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from penstock.dataflow.types import expression_type
+from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.sql.expression import Expression, did_you_mean
 
@@ -66,8 +67,12 @@ class Node:
         return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in self.name)
 
     def wrong(self, fact: str, hint: str | None = None, **context: Any) -> InvalidUsageError:
-        """Build an error that names the operator."""
-        return InvalidUsageError(fact, hint=hint, **context, node=self.name)
+        """Build an error that names the operator, with types as in a schema."""
+        known = {
+            name: type_text(value) if isinstance(value, pa.DataType) else value
+            for name, value in context.items()
+        }
+        return InvalidUsageError(fact, hint=hint, **known, node=self.name)
 
 
 def infer(node: Node, expression: Expression, schema: pa.Schema) -> pa.DataType:

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
 from penstock.dataflow.types import UNKNOWN, declared_type, scan_schema
-from penstock.ddl import type_text
 from penstock.operators.scan.spec import Scan
 from penstock.sql.expression import Expression, column
 
@@ -94,9 +93,7 @@ class Where(Node):
     def _schema(self) -> pa.Schema:
         kind = infer(self, self.predicate, self.inputs[0].schema)
         if kind not in (UNKNOWN, pa.bool_()):
-            raise self.wrong(
-                "a predicate is not boolean", expression=self.predicate.text, type=type_text(kind)
-            )
+            raise self.wrong("a predicate is not boolean", expression=self.predicate.text, type=kind)
         return self.inputs[0].schema
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:

@@ -12,7 +12,6 @@ from penstock.dataflow.nodes.base import Node, distinct, duration, find_column
 from penstock.dataflow.nodes.service import check_weights, describe_limit, late_rows
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
-from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketch_argument
 from penstock.operators.aggregates.own import takes_values
@@ -295,7 +294,7 @@ class Aggregate(Node):
                     "values that contain maps cannot be counted",
                     "count to_json(x) instead; Spark cannot hash a map",
                     expression=sketch_argument(partial).text,
-                    type=type_text(kind),
+                    type=kind,
                 )
             return
         kind = partial_type(replace(partial, kind="min", log2_size=0, function=""), schema)
@@ -305,7 +304,7 @@ class Aggregate(Node):
                     "values of a nested type cannot be counted",
                     "use count(DISTINCT x) with a plain type",
                     expression=partial.expression,
-                    type=type_text(kind),
+                    type=kind,
                 )
             return
         fits = _is_number(kind) or (partial.kind != "kll" and pa.types.is_temporal(kind))
@@ -317,7 +316,7 @@ class Aggregate(Node):
                 "min, max and sum take integers, floats, dates and times; median, percentile and own take "
                 "integers and floats; first and last take any type",
                 expression=", ".join(written) or partial.expression,
-                type=type_text(kind),
+                type=kind,
             )
 
     def _key(self) -> tuple[str, ...]:
