@@ -194,7 +194,7 @@ def test_check_says_what_the_pipeline_does() -> None:
     [
         (
             "oracle://user:not-to-be-seen@host",
-            "the address of the store is not valid. Hint: it begins with one",
+            "the address of the store is not valid: scheme=oracle. Hint: it begins with one",
         ),
         (
             "sqlite:///nodir/x.db",
