@@ -19,7 +19,7 @@ def test_each_file_of_results_has_a_command_or_none_was_kept() -> None:
 def test_the_figures_of_the_readme_stand_in_the_results_beside_their_command() -> None:
     text = (ROOT / "README.md").read_text()
     rows = re.findall(
-        r"^\|[^|]*\| ([\d.]+) \| ([\d.]+) \| `(python -m benchmarks\.(\w+)[^`]*)` \|$", text, re.M
+        r"^\|[^|]*\| ([\d.]+) \| ([\d.]+) \| `(python -m benchmarks\.\w+\.(\w+)[^`]*)` \|$", text, re.M
     )
     assert len(rows) == 5
     for ours, other, command, name in rows:
