@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import cast_to_schema
 
-__all__ = ["arrow_errors", "as_arrow", "batches_of", "check_named", "check_text"]
+__all__ = ["arrow_errors", "as_arrow", "as_structs", "batches_of", "check_named", "check_text", "find_unheld"]
 
 _MISFITS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """The errors of Arrow for values that are not of a type."""
@@ -49,6 +49,27 @@ def arrow_errors(owner: str, **context: Any) -> Iterator[None]:
         raise InvalidUsageError("a column does not fit", of=owner, **context) from error
 
 
+def as_structs(events: Sequence[Mapping[str, Any]], *, owner: str) -> pa.StructArray:
+    """Return events with the same attributes as structs; `owner` names them in errors."""
+    try:
+        return pa.array(events)
+    except _MISFITS as error:
+        raise InvalidUsageError("a column does not fit", of=owner, **find_unheld(events)) from error
+
+
+def find_unheld(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the first attribute whose values Arrow cannot hold, for an error."""
+    for name in events[0]:
+        values = [event.get(name) for event in events]
+        try:
+            pa.array([{name: value} for value in values])
+        except _MISFITS:
+            types = ", ".join(sorted({type(value).__name__ for value in values}))
+            hint = "integers are from -2^63 to 2^63 - 1" if types == "int" else None
+            return {"column": name, "type": types, "hint": hint}
+    return {}
+
+
 def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str) -> list[pa.RecordBatch]:
     """Convert rows to batches of a schema; columns match by name, and missing columns are null."""
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
@@ -63,6 +84,10 @@ def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str
         table.column(field.name) if field.name in names else pa.nulls(table.num_rows, field.type)
         for field in schema
     ]
+    for column, field in zip(arrays, schema, strict=True):
+        # Arrow would read the text as a number.
+        if _is_text(column.type) and _is_number(field.type):
+            raise InvalidUsageError("a column does not fit", of=owner, **_misfit(column, field))
     # `pa.table` without columns has no rows, but a selection of no columns keeps their number.
     columns = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
     try:
@@ -80,10 +105,22 @@ def _find_misfit(columns: list[Any], schema: pa.Schema) -> dict[str, Any]:
         try:
             column.cast(field.type)
         except pa.ArrowException:
-            given, declared = type_text(column.type), type_text(field.type)
-            hint = f"pass values of {declared}"
-            return {"column": field.name, "type": given, "declared": declared, "hint": hint}
+            return _misfit(column, field)
     return {}
+
+
+def _misfit(column: Any, field: Any) -> dict[str, Any]:
+    given, declared = type_text(column.type), type_text(field.type)
+    hint = f"pass values of {declared}"
+    return {"column": field.name, "type": given, "declared": declared, "hint": hint}
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
 def check_text(name: object, *, kind: str) -> None:

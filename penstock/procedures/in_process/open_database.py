@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import TableSet, event_schema, result_schema
-from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of
+from penstock.procedures.in_process.arrow_rows import as_arrow, as_structs, batches_of
 from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.open_programs import OpenPrograms
 from penstock.procedures.in_process.open_tables import open_tables
@@ -265,8 +265,7 @@ class OpenDatabase:
             If there is no such procedure, or an attribute does not fit.
         """
         self._programs.check_call(procedure, positional, attributes)
-        with arrow_errors(procedure):
-            event = pa.RecordBatch.from_struct_array(pa.array([attributes]))
+        event = pa.RecordBatch.from_struct_array(as_structs([attributes], owner=procedure))
         return self.run(procedure, event).to_pylist()[0]
 
     def run(
@@ -373,8 +372,7 @@ class OpenDatabase:
             with self._lock, offer:
                 if self._broken:
                     self._check_open()
-                with arrow_errors(group[0].procedure):
-                    rows = pa.array([request.attributes for request in group])
+                rows = as_structs([request.attributes for request in group], owner=group[0].procedure)
                 results = self._run(group[0].procedure, pa.RecordBatch.from_struct_array(rows)).to_pylist()
         except BaseException as error:  # callers that wait for the results must get the error
             if len(group) == 1 or not isinstance(error, InvalidUsageError):

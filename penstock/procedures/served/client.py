@@ -14,7 +14,7 @@ from pyarrow import flight
 
 from penstock._clock import monotonic_s, pause
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.procedures.in_process.arrow_rows import as_arrow, check_named
+from penstock.procedures.in_process.arrow_rows import as_arrow, check_named, find_unheld
 from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.requests.messages import REQUESTS, encode_values
 from penstock.procedures.served.messages import (
@@ -76,12 +76,12 @@ class DatabaseClient:
         options = {} if certificates is None else {"tls_root_certs": certificates}
         try:
             self._client = flight.connect(uri, **options)
-        except (pa.ArrowException, ValueError, TypeError) as error:
+        except (pa.ArrowException, ValueError, TypeError):
             raise InvalidUsageError(
                 "this is no address of a server",
                 uri=uri,
                 hint="write grpc://host:port or grpc+tls://host:port",
-            ) from error
+            ) from None  # Arrow's text says nothing more
 
     def __enter__(self) -> DatabaseClient:
         return self
@@ -111,7 +111,7 @@ class DatabaseClient:
             rows = pa.Table.from_pylist([attributes]) if attributes else pa.table({"": [0]}).select([])
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise InvalidUsageError(
-                "an attribute does not fit", procedure=procedure, reason=type(error).__name__
+                "an attribute does not fit", procedure=procedure, **find_unheld([attributes])
             ) from error
         return self._act(CALL, _named(rows, procedure)).to_pylist()[0]
 

@@ -85,7 +85,7 @@ def raise_from_flight(error: flight.FlightError, **context: Any) -> None:
         raise InvalidUsageError("the server refuses the token", hint="pass its token=", **context) from None
     raise UnavailableError(
         "the server does not answer", reason=type(error).__name__, hint="check that it runs", **context
-    ) from error
+    ) from None  # gRPC's text is about its channels
 
 
 def _error_of(extra_info: bytes) -> PenstockError | None:

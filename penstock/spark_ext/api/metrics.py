@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.errors import InvalidUsageError
 from penstock.monitoring.batch import OperatorBatch
 from penstock.monitoring.table import MetricsList
 from penstock.operators.scheduling.metrics import BatchMetrics
@@ -61,7 +62,16 @@ def metrics(query: StreamingQuery | SeveralQueries) -> MetricsList:
     ----------
     query : StreamingQuery or RunningGraph
         A query with a Penstock operator, or a `penstock.start` result; it may have ended.
+
+    Raises
+    ------
+    InvalidUsageError
+        If `query` is neither.
     """
+    if not hasattr(query, "queries") and not hasattr(query, "recentProgress"):
+        raise InvalidUsageError(
+            "this is no query", got=type(query).__name__, hint="pass what start() returned"
+        )
     queries = list(query.queries.values()) if hasattr(query, "queries") else [query]
     reports = [progress for one in queries for progress in one.recentProgress]
     reports.sort(key=lambda progress: str(progress.timestamp))

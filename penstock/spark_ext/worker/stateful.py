@@ -439,8 +439,8 @@ def check_streaming(df: DataFrame) -> None:
         If the DataFrame is not streaming, its query already has an operator with state, or two of its sources
         read a p-stream under one name.
     """
-    if not df.isStreaming:
-        raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
+    if not getattr(df, "isStreaming", False):
+        raise InvalidUsageError("this is not a streaming DataFrame", hint="use spark.readStream")
     check_own_readers(df)
     if df.sparkSession.conf.get(_CHECKS_OPERATORS, "true") == "true" and _SPARK_OPERATOR in analyzed_plan(df):
         raise InvalidUsageError(

@@ -115,7 +115,7 @@ WRONG_STREAMS: list[tuple[str, Callable[[DataFrame], DataFrame], str]] = [
         lambda df: penstock.update_queue(df, "k", "t", state_location="/nowhere"),
         "can hold only one window, update queue, union or join of update streams. Hint: write the output",
     ),
-    ("batch", lambda df: df.sparkSession.range(1).selectExpr("id k", "id t"), "DataFrame is not streaming"),
+    ("batch", lambda df: df.sparkSession.range(1).selectExpr("id k", "id t"), "not a streaming DataFrame"),
 ]
 
 

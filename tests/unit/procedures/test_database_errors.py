@@ -66,6 +66,29 @@ def test_attributes_by_position_are_told_to_have_names(bank: Database) -> None:
         bank.table("sums", "id bigint, totals map<string, bigint>", key="id")
 
 
+def test_a_text_is_no_number_and_an_integer_beyond_64_bits_is_named(bank: Database) -> None:
+    @bank.procedure(event="id bigint, amount bigint, note string")
+    def add(e: Any, accounts: Any) -> None:
+        accounts.insert(id=e.id)
+
+    with bank.open() as db:
+        text = r"of=add column=id type=string declared=bigint\. Hint: pass values of bigint\."
+        with pytest.raises(InvalidUsageError, match=text):
+            db.call("add", id="1", amount=1, note="")
+        with pytest.raises(InvalidUsageError, match=text):
+            db.submit("add", id="1", amount=1, note="").result()
+        with pytest.raises(InvalidUsageError, match=r"of=accounts column=balance type=string"):
+            db.load("accounts", {"id": [1], "balance": ["1"]})
+        for large in (2**63, -(2**70)):
+            with pytest.raises(InvalidUsageError) as caught:
+                db.call("add", id=1, amount=large, note="secret")
+            assert str(caught.value) == (
+                "a column does not fit: of=add column=amount type=int. "
+                "Hint: integers are from -2^63 to 2^63 - 1."
+            )
+        assert db.table("accounts").num_rows == 0
+
+
 def test_the_location_of_a_database_stays_though_the_process_changes_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
