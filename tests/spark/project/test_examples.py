@@ -198,6 +198,13 @@ def test_a_pipeline_in_yaml_runs(spark: SparkSession) -> None:
     assert pq.read_table("newest")["value"].to_pylist() == [2.0]
 
 
+def test_a_graph_that_is_stopped_before_its_first_results_ends(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock, "run", lambda running: running.stop())
+    assert "windows:" not in run("graph.py", capsys)[-1]
+
+
 def test_a_graph_runs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     *plan, last = run("graph.py", capsys)
     assert any("p-stream" in line for line in plan)
