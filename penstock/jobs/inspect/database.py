@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from penstock.checkpointing.files import open_files
 from penstock.ddl import schema_text
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs.commands.common import console, size, utc_time
@@ -18,7 +19,7 @@ from penstock.procedures.in_process.command_log import ANY_PROGRAM
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.worker.bucket_task import specification_in
 from penstock.state_store.bucket_store import BucketStore
-from penstock.state_store.location import Operator
+from penstock.state_store.location import SPECIFICATION_FILE, Operator
 from penstock.state_store.survey import BucketSurvey
 
 __all__ = ["StoredBucket", "StoredDatabase", "describe_database", "read_databases", "show_databases"]
@@ -87,6 +88,14 @@ def read_databases(path: str, checkpoint: str | None, retain_versions: int) -> l
     UnavailableError
         If the file system refuses.
     """
+    tables = open_files(path).child("tables")
+    named = {facts.name for facts in tables.list()}
+    if SPECIFICATION_FILE in named and not tables.child("00000").list():
+        raise InvalidUsageError(
+            "the database has stored no version of its tables yet",
+            location=path,
+            hint="its answered calls are in its log; opening it runs them, closing it stores a version",
+        )
     surveys: dict[int, tuple[Operator, list[BucketSurvey]]] = {}
     for operator, _, survey in survey_buckets(path, checkpoint, retain_versions):
         surveys.setdefault(id(operator), (operator, []))[1].append(survey)

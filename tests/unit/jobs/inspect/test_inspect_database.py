@@ -107,3 +107,16 @@ def test_state_of_other_operators_is_refused(tmp_path: Path, place: Path) -> Non
     assert result.exit_code == 2
     assert "there are no tables at this location" in result.stderr
     assert run(str(tmp_path / "nothing")).exit_code == 2
+
+
+def test_a_database_whose_calls_are_only_in_its_log_is_told(tmp_path: Path) -> None:
+    bank = penstock.database("bank")
+    bank.table("accounts", "id bigint, balance bigint NOT NULL", key="id")
+    with bank.open(tmp_path / "bank") as db:
+        db.load("accounts", {"id": [1], "balance": [5]})
+        open_yet = run(str(tmp_path / "bank"))
+    assert (open_yet.exit_code, open_yet.stdout) == (2, "")
+    assert "has stored no version of its tables yet" in open_yet.stderr
+    assert "its answered calls are in its log" in open_yet.stderr
+    closed = run(str(tmp_path / "bank"))
+    assert (closed.exit_code, "accounts" in closed.stdout) == (0, True), closed.stderr
