@@ -68,7 +68,7 @@ def metrics(query: StreamingQuery | SeveralQueries) -> MetricsList:
     InvalidUsageError
         If `query` is neither.
     """
-    if not hasattr(query, "queries") and not hasattr(query, "recentProgress"):
+    if not any(name in dir(query) for name in ("queries", "recentProgress")):
         raise InvalidUsageError(
             "this is no query", got=type(query).__name__, hint="pass what start() returned"
         )
