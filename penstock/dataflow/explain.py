@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.dataflow.nodes import Materialize, Node, PushedScan, Source, Transactions, topological
-from penstock.dataflow.nodes.trigger import find_longest_interval, find_trigger_interval
+from penstock.dataflow.nodes.trigger import find_longest_intervals, find_trigger_interval
 from penstock.dataflow.place import stored_bytes
 from penstock.dataflow.statistics import Flow, flows
 from penstock.operators.scan.spec import Scan
@@ -69,12 +69,11 @@ def render(plan: PhysicalPlan, counts: Mapping[str, TransactionCounts] | None = 
     for choice in plan.choices:
         decision = "persisted" if choice.persisted else "not persisted"
         parts.append(Text(f"  {choice.source}: {decision}, as {choice.reason}"))
-    if (longest := find_longest_interval(plan.root)) is not None:
-        text = (
-            f"  as measured, at most {longest}; with Spark Connect every {find_trigger_interval(plan.root)}, "
-            "fixed while the query runs"
-        )
-        parts += [Text(), Text("trigger, unless it is set"), Text(text)]
+    if longest := find_longest_intervals(plan.root):
+        parts += [Text(), Text("trigger, unless it is set")]
+        parts += [Text(f"  {query}: as measured, at most {interval}") for query, interval in longest.items()]
+        fixed = find_trigger_interval(plan.root)
+        parts.append(Text(f"  with Spark Connect: every {fixed} in all queries, fixed while they run"))
     for text in _procedures(plan, counts).values():
         parts += [Text(), Text(text)]
     return Group(*parts)
@@ -168,7 +167,7 @@ def as_json(plan: PhysicalPlan, counts: Mapping[str, TransactionCounts] | None =
             }
             for choice in plan.choices
         ],
-        "longest_trigger": find_longest_interval(plan.root),
+        "longest_trigger": find_longest_intervals(plan.root),
         "trigger_on_spark_connect": find_trigger_interval(plan.root),
         "procedures": _procedures(plan, counts),
         "p_streams": [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -54,7 +54,7 @@ class MicroBatch:
     bad_records : int
         The records that could not be read, as they are read.
     on_served : callable
-        Called with the metrics of each bucket, before the sink gets its results.
+        Called with the metrics of all buckets, before the sink gets the results of the last one.
     """
 
     number: int
@@ -68,7 +68,7 @@ class MicroBatch:
     clocks: Mapping[int, Clock] = field(default_factory=dict)
     metrics: list[BatchMetrics] = field(default_factory=list)
     bad_records: int = 0
-    on_served: Callable[[BatchMetrics], None] = lambda metrics: None
+    on_served: Callable[[Sequence[BatchMetrics]], None] = lambda metrics: None
 
 
 Rows: TypeAlias = Callable[[MicroBatch], Iterator[pa.RecordBatch]]
@@ -157,9 +157,9 @@ class LocalOperator:
                 arrived[label].append(parcel)
         exported: list[pa.RecordBatch] = []
         woken = set(self.pointers) if batch.wakes else self.waiting
-        for bucket, label in enumerate(bucket_labels(self.buckets)):
-            if label not in arrived and label not in woken:
-                continue
+        labels = enumerate(bucket_labels(self.buckets))
+        due = [(bucket, label) for bucket, label in labels if label in arrived or label in woken]
+        for bucket, label in due:
             self._finish_published()
             served = self.task.serve(
                 batch.query,
@@ -173,7 +173,8 @@ class LocalOperator:
             )
             self._open.append((label, served, self._publisher.submit(served.publish)))
             batch.metrics.append(served.metrics)
-            batch.on_served(served.metrics)
+            if (bucket, label) == due[-1]:
+                batch.on_served(batch.metrics)
             results, served.batches = served.batches, []
             if self._publishes_first:
                 self.finish()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock._clock import Clock, monotonic_s, new_id, now_us
@@ -20,7 +20,6 @@ from penstock.local_engine.operators import LocalOperator, MicroBatch, Rows
 from penstock.local_engine.outputs import Output
 from penstock.local_engine.query_log import Offset, QueryLog
 from penstock.operators.freshness.overdue import OverdueTimers
-from penstock.operators.freshness.standing import Standing
 from penstock.operators.scheduling.metrics import BatchMetrics
 
 __all__ = ["LocalBatch", "LocalQuery"]
@@ -166,7 +165,7 @@ class LocalQuery:
         failpoint("local.after_plan")
         batch = MicroBatch(
             number, self.log.id, self.name, self._run, starts, ends, self._clock, wakes=self._wakes,
-            on_served=self._expect_overdue(),
+            on_served=self._expect_overdue,
         )  # fmt: skip
         operator = self.operator
         try:
@@ -204,19 +203,15 @@ class LocalQuery:
         )
         return True
 
-    def _expect_overdue(self) -> Callable[[BatchMetrics], None]:
-        """Return a function that tells `overdue` when the promises of the buckets served so far break.
+    def _expect_overdue(self, served: Sequence[BatchMetrics]) -> None:
+        """Tell `overdue` when the promises break, by the metrics of all buckets.
 
         Promises are left out that the last micro-batch has reported as broken.
         """
+        if not self.overdue.active:  # no promises
+            return
         last = {} if self.newest is None else self.newest.metrics.freshness
-        known: dict[str, Standing] = {}
-
-        def expect(metrics: BatchMetrics) -> None:
-            for name, one in metrics.freshness.items():
-                known[name] = Standing.merge([known[name], one]) if name in known else one
-                breaks_s = (known[name].breaks_us - self._clock()) / 1e6
-                if breaks_s < math.inf and (name not in last or last[name].is_kept):
-                    self.overdue.expect(name, breaks_s)
-
-        return expect
+        for name, one in BatchMetrics.merge(served).freshness.items():
+            breaks_s = (one.breaks_us - self._clock()) / 1e6
+            if breaks_s < math.inf and (name not in last or last[name].is_kept):
+                self.overdue.expect(name, breaks_s)

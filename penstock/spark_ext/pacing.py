@@ -12,78 +12,109 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from pyspark import Accumulator, AccumulatorParam
 from pyspark.sql import SparkSession
 
-from penstock.spark_ext.border.connection import Py4JError, is_connect, set_trigger_interval
+from penstock.spark_ext.border.connection import is_connect, set_trigger_interval
 
-__all__ = ["Interval", "Pace", "follow", "new_pace"]
+__all__ = ["Interval", "Intervals", "Pace", "follow", "new_pace"]
 
 _LOGGER = logging.getLogger(__name__)
 
 _paces: dict[str, Pace] = {}
-"""The paces that this driver has planned, by the name of their operator in Spark's plans."""
+"""The paces that this driver has planned, by the name of their operator in Spark's plans. As Spark keeps the
+accumulators, they stay: the same DataFrame may start another query."""
 
 
 class Interval(NamedTuple):
-    """The least trigger interval that buckets chose in a micro-batch of a query."""
+    """The least trigger interval that buckets chose in a micro-batch."""
 
-    query: str
     batch: int
     interval_ms: int
 
 
-class Pace(AccumulatorParam[Interval | None]):
-    """Merges the intervals of a micro-batch and, on the driver, sets them.
+Intervals: TypeAlias = dict[str, Interval]
+"""The interval of the newest micro-batch of each query, by the query's id."""
+
+
+class Pace(AccumulatorParam[Intervals]):
+    """Merges the intervals of micro-batches and, on the driver, sets them.
 
     Made on the driver. Workers have copies, which follow no query.
     """
 
     def __init__(self) -> None:
         self._queries: dict[str, Any] = {}
+        self._set_ms: dict[str, int] = {}
 
     def __reduce__(self) -> tuple[type[Pace], tuple[()]]:
         return Pace, ()
 
     def follow(self, query: Any) -> None:
         """From now on, set the interval of a query that has started."""
+        self._set_ms.pop(str(query.id), None)
         self._queries[str(query.id)] = query
 
-    def zero(self, value: Interval | None) -> None:
-        """Return the sum of a task that served no bucket."""
+    def drop_ended(self) -> None:
+        """Forget queries that have ended."""
+        for name, query in list(self._queries.items()):
+            if not _is_active(query):
+                self._drop(name)
 
-    def addInPlace(self, value1: Interval | None, value2: Interval | None) -> Interval | None:
-        """Return the newest interval, after setting it. Spark calls this in a thread of its own."""
-        if value2 is None:
-            return value1
-        newest = value2
-        if value1 is not None and value1[:2] == value2[:2]:
-            newest = min(value1, value2)
-        query = self._queries.get(newest.query)
-        if query is not None and newest != value1:
-            try:
-                set_trigger_interval(query, newest.interval_ms)
-            except (Py4JError, OSError) as error:  # an error would end Spark's thread
-                del self._queries[newest.query]
-                _LOGGER.warning("the trigger interval stays [query=%s reason=%s]", newest.query, error)
+    def _drop(self, name: str) -> None:
+        self._queries.pop(name, None)
+        self._set_ms.pop(name, None)
+
+    def zero(self, value: Intervals) -> Intervals:
+        """Return the sum of a task that served no bucket."""
+        return {}
+
+    def addInPlace(self, value1: Intervals, value2: Intervals) -> Intervals:
+        """Return the newest intervals, after setting them. Spark calls this in a thread of its own."""
+        newest = dict(value1)
+        for name, one in value2.items():
+            known = value1.get(name)
+            newest[name] = min(known, one) if known is not None and known.batch == one.batch else one
+            self._set(name, newest[name].interval_ms)
         return newest
 
+    def _set(self, name: str, interval_ms: int) -> None:
+        """Set the interval of a query, unless it has this interval."""
+        query = self._queries.get(name)
+        if query is None or self._set_ms.get(name) == interval_ms:
+            return
+        try:
+            if set_trigger_interval(query, interval_ms):
+                self._set_ms[name] = interval_ms
+        except Exception as error:  # any error would end Spark's thread of all accumulators
+            self._drop(name)
+            _LOGGER.warning("the trigger interval stays [query=%s reason=%s]", name, error)
 
-def new_pace(spark: SparkSession, operator: str) -> Accumulator[Interval | None] | None:
+
+def _is_active(query: Any) -> bool:
+    try:
+        return bool(query.isActive)
+    except Exception:  # its JVM has ended, which Py4J tells by errors of several types
+        return False
+
+
+def new_pace(spark: SparkSession, operator: str) -> Accumulator[Intervals] | None:
     """Return the accumulator of an operator with a contract, by its name in Spark's plans.
 
     None with Spark Connect.
     """
     if is_connect(spark):
         return None
-    _paces[operator] = Pace()
-    return spark.sparkContext.accumulator(None, _paces[operator])
+    pace = _paces[operator] = Pace()
+    return spark.sparkContext.accumulator({}, pace)
 
 
 def follow(query: Any, operators: Iterable[str]) -> None:
     """From now on, let the contracts of a query that has started set its trigger interval."""
+    for pace in _paces.values():
+        pace.drop_ended()
     for operator in operators:
         if operator in _paces:
             _paces[operator].follow(query)

@@ -12,7 +12,7 @@ from penstock.dataflow.nodes.window import Window
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.freshness.controller import LONGEST_INTERVAL
 
-__all__ = ["find_longest_interval", "find_promises", "find_trigger_interval"]
+__all__ = ["find_longest_intervals", "find_promises", "find_trigger_interval"]
 
 _CYCLES_PER_LIMIT: Final = 8
 """Number of fixed trigger intervals in the tightest limit of a freshness contract."""
@@ -24,29 +24,44 @@ def find_trigger_interval(results: Node) -> str | None:
     None if there is no contract. Without an interval, micro-batches run back to back, even if a later start
     would be early enough.
     """
-    return _as_text(results, 1 / _CYCLES_PER_LIMIT)
+    return _as_text(topological(results), 1 / _CYCLES_PER_LIMIT)
 
 
-def find_longest_interval(results: Node) -> str | None:
-    """Return the longest trigger interval that a controller chooses; None if there is no contract."""
-    return _as_text(results, LONGEST_INTERVAL)
+def find_longest_intervals(results: Node) -> dict[str, str]:
+    """Return the longest trigger interval that controllers choose, by query.
+
+    A query has the name of the p-stream that it writes, or ``results``. Queries without a contract are left
+    out.
+    """
+    queries = {node.name: node for node in topological(results) if isinstance(node, Materialize)}
+    longest = {
+        name: _as_text(_find_own(node), LONGEST_INTERVAL)
+        for name, node in {**queries, "results": results}.items()
+    }
+    return {name: interval for name, interval in longest.items() if interval is not None}
 
 
-def _as_text(results: Node, share: float) -> str | None:
-    """Return a share of the tightest limit."""
-    limits_us = [contract.tightest_us for contract in _find_contracts(topological(results))]
+def _as_text(nodes: Iterable[Node], share: float) -> str | None:
+    """Return a share of the tightest limit; None if there is no contract."""
+    limits_us = [contract.tightest_us for contract in _find_contracts(nodes)]
     return f"{max(int(share * min(limits_us)) // 1000, 1)} ms" if limits_us else None
 
 
 def find_promises(results: Node) -> dict[str, float]:
     """Return the promised staleness by class, in seconds, of operators after the last p-streams."""
+    contracts = _find_contracts(_find_own(results))
+    return {one.name: one.limit_us / 1e6 for contract in contracts for one in contract.promises}
+
+
+def _find_own(root: Node) -> list[Node]:
+    """Return the operators of the query that ends in an operator: those after the last p-streams."""
     own: list[Node] = []
-    stack = [results]
+    stack = [root]
     while stack:
         node = stack.pop()
         own.append(node)
         stack += [above for above in node.inputs if not isinstance(above, Materialize)]
-    return {one.name: one.limit_us / 1e6 for contract in _find_contracts(own) for one in contract.promises}
+    return own
 
 
 def _find_contracts(nodes: Iterable[Node]) -> list[FreshnessContract]:

@@ -103,7 +103,7 @@ class _BatchReader:
     ) -> None:
         self._query, self._progress = query, ProgressReader(query)
         self._overdue = OverdueTimers(query.name or str(query.id))
-        self._promised_s = _not_too_short(promised_s or {})
+        self._promised_s = _raise_to_least(promised_s or {})
         self._interrupted_ms = interrupted_ms
 
     def new(self) -> list[Batch]:
@@ -111,7 +111,7 @@ class _BatchReader:
         reports = self._progress.new()
         if reports:
             self._interrupted_ms = None
-            self._promised_s = _not_too_short(
+            self._promised_s = _raise_to_least(
                 {
                     name: one["promised_ms"] / 1000
                     for served in batch_metrics(reports[-1])
@@ -120,8 +120,8 @@ class _BatchReader:
             )
         status = self._query.status if self._promised_s and self._query.isActive else {}
         # The batch that an earlier start did not finish is late even before it runs again.
-        again = bool(status) and self._interrupted_ms is not None
-        runs = again or (status.get("isTriggerActive") and status.get("isDataAvailable"))
+        is_repeated = bool(status) and self._interrupted_ms is not None
+        runs = is_repeated or (status.get("isTriggerActive") and status.get("isDataAvailable"))
         if reports or not runs:
             self._overdue.end()
         if runs and not self._overdue.active:
@@ -130,7 +130,7 @@ class _BatchReader:
         return [_batch(report) for report in reports]
 
 
-def _not_too_short(promised_s: Mapping[str, float]) -> dict[str, float]:
+def _raise_to_least(promised_s: Mapping[str, float]) -> dict[str, float]:
     return {name: max(limit_s, _LEAST_OVERDUE_S) for name, limit_s in promised_s.items()}
 
 

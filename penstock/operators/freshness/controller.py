@@ -419,9 +419,10 @@ def settle(
         allowed = (1.0 - contract.share) * time_us / (2.0 if one.broken else 1.0)
         classes.append(replace(one, late_us=late_us, time_us=time_us, broken=late_us > allowed))
     after = replace(state, fit=fit)
-    interval_us = int(min(_INTERVAL * after.cycle_us, LONGEST_INTERVAL * contract.tightest_us))
+    interval_us = int(_INTERVAL * after.cycle_us)
     if abs(interval_us - state.interval_us) <= _LEAST_CHANGE * state.interval_us:
         interval_us = state.interval_us
+    interval_us = min(interval_us, int(LONGEST_INTERVAL * contract.tightest_us))
     return replace(
         after,
         classes=tuple(classes),

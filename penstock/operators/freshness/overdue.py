@@ -87,14 +87,19 @@ class OverdueTimers:
             self._start(name, max(promised_s - age_s, 0.0))
 
     def expect(self, name: str, in_s: float) -> None:
-        """Report a class of the running micro-batch in some seconds, unless it is reported before."""
-        due_s, timer = self._timers[name]
-        if monotonic_s() + in_s < due_s:
-            timer.cancel()
+        """Report a class of the running micro-batch in some seconds, unless it is reported before.
+
+        A class without a promise is ignored.
+        """
+        known = self._timers.get(name)
+        if known is not None and monotonic_s() + in_s < known[0]:
+            known[1].cancel()
             self._start(name, max(in_s, 0.0))
 
     def end(self) -> None:
         """Cancel the timers: the micro-batch has ended."""
+        with self._telling:  # a timer may just fire
+            self._told.update(self._promised_s)
         for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

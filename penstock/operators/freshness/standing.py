@@ -63,11 +63,13 @@ class Standing:
         operator's end, the time for which keys were staler than the limit is at least the time for which
         they were staler than the limit less x.
         """
+        if self.time_us == 0.0:  # no key of the class
+            return math.inf
         spare_us = (1.0 - self.share) * self.time_us - self.earlier_us
-        if spare_us <= 0.0:
+        if spare_us < 0.0:
             return self.settled_us
         exceeded_us = self.staleness.exceeded_us(spare_us)
-        return math.inf if exceeded_us < 0 else self.settled_us + max(self.limit_us - exceeded_us, 0.0)
+        return math.inf if exceeded_us is None else self.settled_us + max(self.limit_us - exceeded_us, 0.0)
 
     def advise(self) -> str:
         """Return advice on how to keep the promise; empty if the promise can hold."""

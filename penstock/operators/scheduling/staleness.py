@@ -143,11 +143,11 @@ class Staleness:
         values, cumulative = self._distribution()
         return float(cumulative[-1] - np.interp(limit_us, values, cumulative))
 
-    def exceeded_us(self, key_time: float) -> float:
-        """Return the staleness that is exceeded for a time x keys; all in µs. Negative if no staleness is."""
+    def exceeded_us(self, key_time: float) -> float | None:
+        """Return the staleness above which keys spent `key_time` in total; None if they spent less. In µs."""
         values, cumulative = self._distribution()
         if key_time > cumulative[-1] - cumulative[0]:
-            return -1.0
+            return None
         return float(np.interp(cumulative[-1] - key_time, cumulative, values))
 
     def summary(self) -> dict[str, float]:

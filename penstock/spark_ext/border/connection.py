@@ -417,8 +417,10 @@ def is_available_now(query: Any, writer: Any = None) -> bool:
     return writer is not None and bool(writer._write_proto.available_now)
 
 
-def set_trigger_interval(query: Any, interval_ms: int) -> None:
+def set_trigger_interval(query: Any, interval_ms: int) -> bool:
     """Change the interval of a query's processing-time trigger while the query runs; 0 is at once.
+
+    Return False if Spark has no executor of the trigger, as before the query's first micro-batch.
 
     Spark has no method for this. The executor of the trigger keeps the interval in a field, and reads the
     field before and after each micro-batch, so an interval of 0 holds from the end of the running
@@ -430,6 +432,9 @@ def set_trigger_interval(query: Any, interval_ms: int) -> None:
         If the query's trigger has no interval, or this Spark keeps it elsewhere.
     """
     executor = query._jsq.streamingQuery().triggerExecutor()
+    if executor is None:
+        return False
     field = executor.getClass().getDeclaredField("intervalMs")
     field.setAccessible(True)
     field.setLong(executor, interval_ms)
+    return True

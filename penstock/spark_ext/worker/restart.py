@@ -47,7 +47,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _APPEND = "append"
 _OUTPUT_MODE, _QUERY_NAME, _CHECKPOINT = "outputmode", "queryname", "checkpointlocation"
-_TRIGGERS = {"processingtime", "once", "continuous", "availablenow"}
+_TRIGGERS = {"processingtime", "once", "continuous", "availablenow", "realtime"}
 _SETTINGS = "_penstock_settings"
 """The attribute of a writer that holds its settings, which Spark does not expose, by names in lower case."""
 _START = "_penstock_start"

@@ -32,7 +32,7 @@ from penstock.spark_ext.border.connection import analyzed_plan, check_own_reader
 from penstock.spark_ext.border.parcels import COORDINATOR, PARCELS, SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.foreach_batch import batch_of_setting
-from penstock.spark_ext.pacing import Interval, new_pace
+from penstock.spark_ext.pacing import Interval, Intervals, new_pace
 from penstock.spark_ext.sources.wake import add_wake
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.worker.python_workers import prepare_workers
@@ -215,7 +215,7 @@ class _BucketFunction:
     batch_rows: int
     into: OperatorRows | None = None
     exports: bool = False
-    pace: Accumulator[Interval | None] | None = None
+    pace: Accumulator[Intervals] | None = None
 
     def __post_init__(self) -> None:
         # Spark's plans and errors show a function by this name.
@@ -273,7 +273,7 @@ class _BucketFunction:
         if self.waits and metrics.waiting_keys:
             state.setTimeoutDuration(1)
         if self.pace is not None:
-            self.pace.add(Interval(query_id, int(batch_id), round(metrics.interval_ms)))
+            self.pace.add({query_id: Interval(int(batch_id), round(metrics.interval_ms))})
         frames = result_frames(to_parcels(batches), self.batch_rows, json.dumps(metrics.to_json()))
         if not self.exports:
             yield from frames

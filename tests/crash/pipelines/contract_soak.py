@@ -75,7 +75,7 @@ _MOST_FALSE: Final = 0.25
 counts a result as late until its micro-batch has ended."""
 _BETWEEN_KILLS_S: Final = (90.0, 270.0)
 _AFTER_START_S: Final = 15.0
-"""Keys are late until a process that was killed has started again and has served what waited."""
+"""Keys are late until a process has started and has served what waited."""
 _AFTER_SLOW_S: Final = 60.0
 """What waited for the slow sink is served in this time."""
 
@@ -312,7 +312,7 @@ class _Soak:
             self._slow_s = now
         if now < self._slow_s + _AFTER_SLOW_S:
             return "during and after slow minutes of the sink"
-        return "after a kill" if now < self._started_s + _AFTER_START_S else "else"
+        return "after a start" if now < self._started_s + _AFTER_START_S else "else"
 
     def _shares_by_circumstance(self) -> Iterator[str]:
         """Yield a line with the broken share of time for each of the circumstances."""

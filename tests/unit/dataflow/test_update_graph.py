@@ -10,7 +10,7 @@ import pytest
 
 from penstock.dataflow import Graph, Persist, graph
 from penstock.dataflow.nodes import Join, Materialize, Union, UpdateUnion, topological, update_time
-from penstock.dataflow.nodes.trigger import find_promises, find_trigger_interval
+from penstock.dataflow.nodes.trigger import find_longest_intervals, find_promises, find_trigger_interval
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.graph.checks import check_runnable, holds_back
 
@@ -292,13 +292,18 @@ def test_a_contract_sets_the_trigger_interval_and_is_explained() -> None:
     behind = Materialize("n", (Materialize("m", (queue.root,)),))
     assert find_promises(behind) == {}
     assert find_trigger_interval(behind) == "100 ms"
+    # Each query follows its own operators only.
+    assert find_longest_intervals(queue.root) == {"results": "160 ms"}
+    assert find_longest_intervals(behind) == {"m": "160 ms"}
+    assert find_longest_intervals(plain.update_queue("k", "t", name="q").root) == {}
     assert find_promises(plain.update_queue("k", "t", name="q").root) == {}
     assert holds_back(queue.root)
     assert "p95 fresh within gold 800 ms, other 4 s by IF(v > 3, 'gold', 'x')" in queue.plan().explain()
-    assert (
-        "at most 160 ms; with Spark Connect every 100 ms, fixed while the query runs"
-        in queue.plan().explain()
+    shown = (
+        "  results: as measured, at most 160 ms\n"
+        "  with Spark Connect: every 100 ms in all queries, fixed while they run\n"
     )
+    assert shown in queue.plan().explain()
     assert "trigger" not in plain.update_queue("k", "t", name="q").plan().explain()
     with pytest.raises(InvalidUsageError, match="missing"):
         plain.update_queue("k", "t", freshness=contract | {"by": "missing"})

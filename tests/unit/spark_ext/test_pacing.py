@@ -4,71 +4,130 @@ from __future__ import annotations
 
 import logging
 import pickle
+import weakref
+from inspect import signature
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from py4j.protocol import Py4JError
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.spark_ext import pacing
-from penstock.spark_ext.pacing import Interval, Pace
+from penstock.spark_ext.pacing import Interval, Intervals, Pace
+from penstock.spark_ext.worker import restart
 
-QUERY = SimpleNamespace(id="q")
+QUERY = SimpleNamespace(id="q", isActive=True)
 
 
 @pytest.fixture
-def intervals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the intervals that are set."""
-    found: list[int] = []
-    monkeypatch.setattr(pacing, "set_trigger_interval", lambda query, interval_ms: found.append(interval_ms))
+def intervals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Return the intervals that are set, each with its query."""
+    found: list[tuple[str, int]] = []
+
+    def note(query: Any, interval_ms: int) -> bool:
+        found.append((query.id, interval_ms))
+        return True
+
+    monkeypatch.setattr(pacing, "set_trigger_interval", note)
     return found
 
 
-def _merge(pace: Pace, *some: Interval | None) -> Interval | None:
-    merged: Interval | None = None
-    for one in some:
-        merged = pace.addInPlace(merged, one)
+def _merge(pace: Pace, *some: tuple[str, int, int]) -> Intervals:
+    merged: Intervals = pace.zero({})
+    for query, batch, interval_ms in some:
+        merged = pace.addInPlace(merged, {query: Interval(batch, interval_ms)})
     return merged
 
 
-def test_the_least_interval_of_the_newest_batch_is_set(intervals: list[int]) -> None:
+def test_the_least_interval_of_the_newest_batch_is_set(intervals: list[tuple[str, int]]) -> None:
     pace = Pace()
     pace.follow(QUERY)
-    least = Interval("q", 7, 300)
-    assert (
-        _merge(pace, Interval("q", 6, 0), Interval("q", 7, 400), None, least, Interval("q", 7, 500)) == least
-    )
-    assert intervals == [0, 400, 300]
+    merged = _merge(pace, ("q", 6, 0), ("q", 7, 400), ("q", 7, 300), ("q", 7, 500), ("q", 8, 300))
+    assert merged == {"q": Interval(8, 300)}
+    assert pace.addInPlace(merged, {}) == merged
+    assert intervals == [("q", 0), ("q", 400), ("q", 300)]  # each only once, as a call takes time
+    pace.follow(QUERY)  # a restart, with an interval of its own
+    pace.addInPlace(merged, {"q": Interval(9, 300)})
+    assert intervals[3:] == [("q", 300)]
 
 
-def test_a_worker_only_merges(intervals: list[int]) -> None:
+def test_a_worker_only_merges(intervals: list[tuple[str, int]]) -> None:
     pace = Pace()
     pace.follow(QUERY)
     there = pickle.loads(pickle.dumps(pace))
-    assert _merge(there, Interval("q", 6, 300), Interval("q", 6, 200)) == Interval("q", 6, 200)
+    assert _merge(there, ("q", 6, 300), ("q", 6, 200)) == {"q": Interval(6, 200)}
     assert intervals == []
 
 
-def test_two_queries_of_one_dataframe_have_an_interval_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[str, int]] = []
-    monkeypatch.setattr(pacing, "set_trigger_interval", lambda query, ms: found.append((query.id, ms)))
+def test_two_queries_of_one_dataframe_have_an_interval_each(intervals: list[tuple[str, int]]) -> None:
     pace = Pace()
     pace.follow(QUERY)
     pace.follow(SimpleNamespace(id="other"))
-    _merge(pace, Interval("q", 1, 300), Interval("other", 1, 200), Interval("q", 2, 400))
-    assert found == [("q", 300), ("other", 200), ("q", 400)]
+    # Their buckets come in any order.
+    merged = _merge(pace, ("q", 1, 0), ("other", 1, 200), ("q", 1, 500), ("other", 1, 300), ("q", 2, 400))
+    assert intervals == [("q", 0), ("other", 200), ("q", 400)]
+    assert merged == {"q": Interval(2, 400), "other": Interval(1, 200)}
 
 
+@pytest.mark.parametrize("error", [Py4JError("no such field"), AttributeError("no such field")])
 def test_an_unknown_spark_keeps_its_interval_and_the_log_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    def refuse(query: object, interval_ms: int) -> None:
-        raise Py4JError("no such field")
+    def refuse(query: object, interval_ms: int) -> bool:
+        raise error
 
     monkeypatch.setattr(pacing, "set_trigger_interval", refuse)
     pace = Pace()
     pace.follow(QUERY)
     with caplog.at_level(logging.WARNING):
-        assert _merge(pace, Interval("q", 6, 0), Interval("q", 7, 400)) == Interval("q", 7, 400)
+        assert _merge(pace, ("q", 6, 0), ("q", 7, 400)) == {"q": Interval(7, 400)}
     assert [record.getMessage() for record in caplog.records] == [
         "the trigger interval stays [query=q reason=no such field]"
     ]
+
+
+def test_before_the_first_micro_batch_the_interval_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    executors: list[MagicMock | None] = [None, MagicMock()]
+    query = MagicMock(id="q")
+    query._jsq.streamingQuery().triggerExecutor.side_effect = executors
+    pace = Pace()
+    pace.follow(query)
+    _merge(pace, ("q", 1, 400), ("q", 2, 400))
+    executor = executors[1]
+    assert executor is not None
+    executor.getClass().getDeclaredField("intervalMs").setLong.assert_called_once_with(executor, 400)
+
+
+def test_an_ended_query_is_forgotten_and_its_dataframe_may_start_another(
+    monkeypatch: pytest.MonkeyPatch, intervals: list[tuple[str, int]]
+) -> None:
+    class Lost:
+        """A query whose JVM has ended."""
+
+        id = "lost"
+
+        def __getattr__(self, name: str) -> bool:
+            raise ConnectionRefusedError
+
+    pace, other = Pace(), Pace()
+    monkeypatch.setattr(pacing, "_paces", {"queue_1": pace, "queue_2": other})
+    ended: Any = type("Query", (), {"id": "ended", "isActive": True})()
+    pacing.follow(ended, ["queue_1"])
+    pacing.follow(Lost(), ["queue_1"])
+    _merge(pace, ("ended", 1, 400))
+    ended.isActive = False
+    at = weakref.ref(ended)
+    del ended
+    pacing.follow(QUERY, ["queue_2"])
+    assert at() is None
+    assert not pace._queries
+    pacing.follow(QUERY, ["queue_1"])
+    _merge(pace, ("q", 1, 300))
+    assert intervals == [("ended", 400), ("q", 300)]
+
+
+def test_all_triggers_of_this_spark_are_known() -> None:
+    triggers = {name.lower() for name in signature(DataStreamWriter.trigger).parameters} - {"self"}
+    assert triggers <= restart._TRIGGERS

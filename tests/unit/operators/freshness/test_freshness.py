@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -17,6 +18,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.freshness.classes import KeyClasses, list_urgent, pop_urgent
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.freshness.controller import (
+    ClassState,
     ControllerState,
     Decision,
     Fit,
@@ -544,8 +546,10 @@ def test_the_time_above_a_limit_is_that_of_the_stretches() -> None:
         assert whole.time_above(limit_us) == pytest.approx((1 - share) * whole.key_time, rel=0.02)
     for time_us in (0.01, 0.2, 0.6):
         above_us = time_us * whole.time_above(0.0)
-        assert whole.time_above(whole.exceeded_us(above_us)) == pytest.approx(above_us)
-    assert whole.exceeded_us(whole.time_above(0.0) + 1.0) < 0
+        exceeded_us = whole.exceeded_us(above_us)
+        assert exceeded_us is not None
+        assert whole.time_above(exceeded_us) == pytest.approx(above_us)
+    assert whole.exceeded_us(whole.time_above(0.0) + 1.0) is None
     assert whole.time_above(-1.0) == whole.key_time
     assert whole.time_above(whole.longest_us * 1.05) == 0
 
@@ -570,6 +574,29 @@ def test_a_promise_breaks_when_its_keys_have_been_late_for_too_long(seed: int) -
     late_us = earlier_us + np.maximum(steps[:, None] - np.maximum(arrived + limit_us, 0), 0).sum(axis=1)
     expected = steps[np.argmax(late_us > allowed_us)] if earlier_us <= allowed_us else now
     assert breaks_us == pytest.approx(expected, abs=0.04 * limit_us)
+
+
+def test_a_promise_without_keys_does_not_break() -> None:
+    limit_us, now = 2 * SECOND, 100 * SECOND
+    empty = Standing(limit_us, 0.95, Staleness(), 0.0, 0.0, None, 0.0, 0.0, now)
+    assert empty.is_kept
+    assert empty.breaks_us == math.inf
+    # The other bucket has a key of this class.
+    meter, arrived = StalenessMeter(), np.array([now - SECOND])
+    meter.add(arrived, arrived, now)
+    other = Standing(limit_us, 0.95, meter.take(4.0 * SECOND), 0.0, 4.0 * SECOND, None, 0.0, 0.0, now)
+    assert now < other.breaks_us < math.inf
+    assert Standing.merge([empty, other]).breaks_us == other.breaks_us
+
+
+def test_a_tighter_contract_shortens_the_trigger_interval_at_once() -> None:
+    def settled(limit: str, before: ControllerState) -> ControllerState:
+        return settle(contract_of(limit), before, [Staleness()], 10 * SECOND, served=0, left=0, serving_us=0)
+
+    before = ControllerState(fit=Fit(cycle_us=9e6), classes=(ClassState(),), started_us=9 * SECOND)
+    before = settled("2200 ms", before)
+    assert before.interval_us == 440_000
+    assert settled("2 s", before).interval_us == 400_000
 
 
 def test_metrics_of_buckets_merge_to_the_worst_need_and_all_time() -> None:

@@ -20,6 +20,7 @@ from penstock.jobs.local.pipeline import Places, open_pipeline
 from penstock.jobs.pipelines import run
 from penstock.local_engine.start import LocalGraph
 from penstock.operators.freshness.overdue import Overdue, OverdueTimers, log_overdue
+from penstock.operators.update_stream.stream import UpdateStream
 
 _LONG_S = 3600.0
 
@@ -72,6 +73,26 @@ def test_a_class_that_breaks_sooner_is_reported_sooner_and_once() -> None:
     assert seen == ["gold", "gold"]
 
 
+def test_an_unknown_class_is_ignored() -> None:
+    timers = OverdueTimers("prices")
+    timers.begin({"gold": _LONG_S})
+    timers.expect("silver", 0.0)
+    assert set(timers._timers) == {"gold"}
+    timers.end()
+    timers.expect("gold", 0.0)
+    assert not timers.active
+
+
+def test_a_timer_that_fires_while_the_micro_batch_ends_reports_nothing() -> None:
+    seen: list[Overdue] = []
+    timers = OverdueTimers("prices", seen.append)
+    timers.begin({"gold": _LONG_S})
+    _, timer = timers._timers["gold"]
+    timers.end()
+    timer.function(*timer.args)  # it was past the point where it can be cancelled
+    assert seen == []
+
+
 def test_the_warning_names_query_class_and_promise(caplog: pytest.LogCaptureFixture) -> None:
     log_overdue(Overdue("prices", "gold", 0.5))
     assert caplog.messages == [
@@ -121,18 +142,76 @@ def test_the_local_engine_reports_a_step_that_hangs_until_it_returns(
     assert not query.overdue.active
 
 
+def _open_hourly(place: Path, buckets: int) -> LocalGraph:
+    """Return a local query that promises an hour."""
+    pipeline = Pipeline.model_validate({
+        "engine": "local", "source": {"type": "pstream", "path": str(place / "in")},
+        "queue": {"key": "k", "time": "t", "arrival": "at", "freshness": {"p95": "1 h"}, "buckets": buckets},
+        "sink": {"type": "noop"}, "query": {"checkpoint": str(place / "checkpoint")},
+    })  # fmt: skip
+    return open_pipeline(pipeline, places=Places(output=lambda schema, checkpoint: Sink()))
+
+
+@pytest.mark.parametrize(("late", "told"), [(1, False), (30, True)])
+def test_a_small_late_bucket_is_judged_with_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, told: bool
+) -> None:
+    """The first bucket alone breaks the promise. If it is small, all keys together keep the promise."""
+    schema = pa.schema({"k": pa.string(), "t": pa.int64(), "at": pa.timestamp("us", "UTC")})
+    names = [str(n) for n in range(200)]
+    rows = pa.record_batch(
+        [pa.array(names), pa.array(range(200)), pa.nulls(200, schema.field("at").type)], schema
+    )
+    bucket = UpdateStream(schema, ("k",), "t").keys(rows).bucket(2)
+    first, others = ([name for name, of in zip(names, bucket, strict=True) if of == n] for n in (0, 1))
+    now, minute = time.time_ns() // 1000, 60_000_000
+    arrived = [now - 120 * minute] * late + [now - 30 * minute] * len(others)
+    at = pa.array(arrived).cast(schema.field("at").type)
+    with PStreamWriter(tmp_path / "in", schema, threads=1) as writer:
+        writer.append(pa.table({"k": first[:late] + others, "t": range(len(arrived)), "at": at}, schema))
+    reported = threading.Event()
+    monkeypatch.setattr(Sink, "reported", reported)
+    monkeypatch.setattr(Sink, "patience_s", 60.0 if told else 0.5)
+    running = _open_hourly(tmp_path, 2)
+    (query,) = running.queries
+    query.overdue.report = lambda overdue: reported.set()
+    assert running.step()
+    assert reported.is_set() is told
+    assert query.newest is not None
+    assert query.newest.metrics.freshness["all"].is_kept is not told
+
+
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_a_class_without_keys_is_not_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: int
+) -> None:
+    """Most buckets have no key of the class `gold`, and one class has no key at all."""
+    schema = pa.schema({"k": pa.string(), "t": pa.int64()})
+    with PStreamWriter(tmp_path / "in", schema, threads=1) as writer:
+        writer.append(pa.table({"k": [str(n) for n in range(20)], "t": range(20)}, schema))
+    contract = {"p95": {"gold": "1 h", "nobody": "1 h", "other": "1 h"}, "by": "IF(k = '7', 'gold', 'x')"}
+    pipeline = Pipeline.model_validate({
+        "engine": "local", "source": {"type": "pstream", "path": str(tmp_path / "in")},
+        "queue": {"key": "k", "time": "t", "freshness": contract, "buckets": buckets},
+        "sink": {"type": "noop"}, "query": {"checkpoint": str(tmp_path / "checkpoint")},
+    })  # fmt: skip
+    monkeypatch.setattr(Sink, "reported", threading.Event())
+    monkeypatch.setattr(Sink, "patience_s", 0.5)
+    running = open_pipeline(pipeline, places=Places(output=lambda schema, checkpoint: Sink()))
+    (query,) = running.queries
+    seen: list[str] = []
+    query.overdue.report = lambda overdue: seen.append(overdue.name)
+    assert running.step()
+    assert seen == []
+
+
 def _late_rows(place: Path, hours: int) -> LocalGraph:
     """Return a local query that promises an hour, and whose rows arrived some hours ago."""
     schema = pa.schema({"k": pa.string(), "t": pa.int64(), "at": pa.timestamp("us", "UTC")})
     at = pa.array([time.time_ns() // 1000 - hours * 3_600_000_000] * 9).cast(schema.field("at").type)
     with PStreamWriter(place / "in", schema, threads=1) as writer:
         writer.append(pa.table({"k": [str(n) for n in range(9)], "t": range(9), "at": at}, schema))
-    pipeline = Pipeline.model_validate({
-        "engine": "local", "source": {"type": "pstream", "path": str(place / "in")},
-        "queue": {"key": "k", "time": "t", "arrival": "at", "freshness": {"p95": "1 h"}, "buckets": 3},
-        "sink": {"type": "noop"}, "query": {"checkpoint": str(place / "checkpoint")},
-    })  # fmt: skip
-    return open_pipeline(pipeline, places=Places(output=lambda schema, checkpoint: Sink()))
+    return _open_hourly(place, 3)
 
 
 class Sink:
