@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import lru_cache, partial
 from typing import Any, Final
-from zoneinfo import available_timezones
+from zoneinfo import ZoneInfo, available_timezones
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["parse_texts", "round_decimals", "wide_decimal"]
+__all__ = ["JSON_DECIMAL", "WIDE_DECIMAL", "parse_texts", "round_decimals"]
 
 _NUMBER: Final = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_FEW_DIGITS: Final = r"([0-9]{1,38}\.?[0-9]{0,38}|\.[0-9]{1,38})"
 _DAY: Final = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _TIME: Final = rf"{_DAY}[ T][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(\.[0-9]{{1,6}})?"
+_BARE: Final = (
+    r"^[\x00-\x20]*[+-]?[0-9]{4,6}(-[0-9]{1,2}(-[0-9]{1,2}([ T][0-9]{1,2}"
+    r"(:[0-9]{1,2}(:[0-9]{1,2}(\.[0-9]*)?)?)?)?)?)?[\x00-\x20]*$"
+)
+"""All forms of a time without a zone."""
 _ZONED: Final = r"(Z|[+-](0[0-9]|1[0-7]):?[0-9]{2})$"
 _DECIMAL_TEXT: Final = re.compile(f"[+-]?{_NUMBER}", re.ASCII)
 _DOUBLE_TEXT: Final = re.compile(f"([+-]?{_NUMBER})[dDfF]?", re.ASCII)
@@ -45,7 +51,32 @@ _BLANKS: Final = "".join(map(chr, range(33)))
 _DIGITS: Final = 38
 _CONTEXT: Final = Context(prec=4 * _DIGITS)
 _DAY_US: Final = 86_400_000_000
+_CYCLE_DAYS: Final = 146_097
+"""The calendar repeats after these days, which are 400 years."""
+_LATE_US: Final = (date(2038, 1, 1).toordinal() - 719_163) * _DAY_US
+"""From this time on, Arrow knows no changes of the clocks."""
+_FAR_US: Final = (date(9600, 1, 1).toordinal() - 719_163) * _DAY_US
 _MAX_OFFSET_S: Final = 18 * 3600
+_SHORT_ZONES: Final = {
+    "ACT": "Australia/Darwin", "AET": "Australia/Sydney", "AGT": "America/Argentina/Buenos_Aires",
+    "ART": "Africa/Cairo", "AST": "America/Anchorage", "BET": "America/Sao_Paulo", "BST": "Asia/Dhaka",
+    "CAT": "Africa/Harare", "CNT": "America/St_Johns", "CST": "America/Chicago", "CTT": "Asia/Shanghai",
+    "EAT": "Africa/Addis_Ababa", "ECT": "Europe/Paris", "IET": "America/Indiana/Indianapolis",
+    "IST": "Asia/Kolkata", "JST": "Asia/Tokyo", "MIT": "Pacific/Apia", "NET": "Asia/Yerevan",
+    "NST": "Pacific/Auckland", "PLT": "Asia/Karachi", "PNT": "America/Phoenix",
+    "PRT": "America/Puerto_Rico", "PST": "America/Los_Angeles", "SST": "Pacific/Guadalcanal",
+    "VST": "Asia/Ho_Chi_Minh",
+}  # fmt: skip
+"""Java's short names of zones (``ZoneId.SHORT_IDS``) that are not in the time zone database."""
+
+WIDE_DECIMAL: Final = pa.decimal256(2 * _DIGITS, _DIGITS)
+"""The type in which decimals are rounded. It holds 38 digits on each side of the point."""
+JSON_DECIMAL: Final = pa.decimal256(_DIGITS, _DIGITS)
+"""The type as which pyarrow reads decimals in JSON, to be viewed as `WIDE_DECIMAL`.
+
+pyarrow compares a number's digits with the precision, and then adds zeros up to the scale without a check.
+With this precision, 256 bits hold the result.
+"""
 
 
 def parse_texts(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | None) -> pa.ChunkedArray[Any]:
@@ -73,7 +104,8 @@ def parse_texts(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | None
     parse: Callable[[str], Any] = _parse_date
     usual = f"^{_DAY}$"
     if pa.types.is_decimal(kind):
-        usual, parse = f"^[+-]?{_NUMBER}$", partial(_parse_decimal, kind=kind)
+        # More digits do not fit `WIDE_DECIMAL`: Arrow's cast may then silently return another number.
+        usual, parse = f"^[+-]?{_FEW_DIGITS}$", partial(_parse_decimal, kind=kind)
         convert = partial(_parse_decimals, kind=kind)
     elif pa.types.is_integer(kind):
         usual, parse = "^-?[0-9]+$", partial(_parse_integer, kind=kind)
@@ -112,37 +144,28 @@ def _convert(
     return pc.coalesce(convert(pc.if_else(is_usual, texts, None)), pa.chunked_array([parsed]))
 
 
-def wide_decimal(kind: pa.Decimal128Type) -> pa.Decimal128Type:
-    """Return the type in which decimals are read before they are rounded.
-
-    It has as many digits after the point as possible, and if it has more of them than `kind`, room for one
-    more digit before the point, because rounding may carry.
-    """
-    return pa.decimal128(_DIGITS, max(kind.scale, _DIGITS - 1 - (kind.precision - kind.scale)))
-
-
 def round_decimals(numbers: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa.ChunkedArray[Any]:
-    """Round decimals to the scale of a type.
+    """Round decimals of `WIDE_DECIMAL` to a type.
 
     Raises
     ------
     pyarrow.ArrowInvalid
         If a number has too many digits for the type.
     """
-    if numbers.type.scale > kind.scale:
-        numbers = pc.round(numbers, kind.scale, round_mode="half_towards_infinity")
-    # Arrow checks only that 128 bits hold the number.
-    greatest = pa.scalar(Decimal(10**kind.precision - 1).scaleb(-kind.scale, _CONTEXT), kind)
-    if pc.any(pc.greater(pc.abs(numbers), greatest)).as_py():
+    # Arrow rounds wrongly if the result does not fit, and its cast checks only that 128 bits hold the number.
+    half = Decimal("0.5") if kind.scale < _DIGITS else 0
+    too_large = _CONTEXT.subtract(Decimal(10**kind.precision), half).scaleb(-kind.scale, _CONTEXT)
+    if pc.any(pc.greater_equal(pc.abs(numbers), pa.scalar(too_large, WIDE_DECIMAL))).as_py():
         raise pa.ArrowInvalid("a number has too many digits")
-    return numbers.cast(kind)
+    return pc.round(numbers, kind.scale, round_mode="half_towards_infinity").cast(kind)
 
 
 def _parse_decimals(texts: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa.ChunkedArray[Any]:
-    return round_decimals(texts.cast(wide_decimal(kind)), kind)
+    return round_decimals(texts.cast(WIDE_DECIMAL), kind)
 
 
 def _parse_decimal(text: str, kind: pa.Decimal128Type) -> Decimal | None:
+    text = text.replace(",", "")  # As Spark does, wherever they are.
     if not _DECIMAL_TEXT.fullmatch(text):
         return None
     try:
@@ -178,10 +201,9 @@ def _parse_boolean(text: str) -> bool | None:
 def _days(year: str, month: str | None, day: str | None) -> int | None:
     """Return the days since 1970 of a date of any year; None if there is no such date."""
     number = int(year)
-    # The calendar repeats every 400 years, of 146,097 days.
     cycles, rest = divmod(number - 2000, 400)
     try:
-        return date(2000 + rest, int(month or 1), int(day or 1)).toordinal() - 719_163 + 146_097 * cycles
+        return date(2000 + rest, int(month or 1), int(day or 1)).toordinal() - 719_163 + _CYCLE_DAYS * cycles
     except ValueError:
         return None
 
@@ -195,14 +217,13 @@ def _parse_times(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | Non
     is_local = kind.tz is None
     usual = f"^{_TIME}$" if is_local else f"^{_TIME}{_ZONED}"
     bare = None
-    if not is_local:
-        has_no_zone = pc.fill_null(pc.match_substring_regex(texts, f"^{_TIME}$"), False)
-        if pc.any(has_no_zone).as_py():
-            bare = pc.if_else(has_no_zone, texts, None).cast(pa.timestamp("us"))
-            texts = pc.if_else(has_no_zone, None, texts)
     if not pc.all(pc.fill_null(pc.match_substring_regex(texts, usual), True)).as_py():
         texts = pc.replace_substring_regex(texts, r"(:[0-9]{2}\.[0-9]{6})[0-9]+", r"\1")
-    parsed = _convert(texts, usual, _cast_to(kind), partial(_parse_time, zone=zone, is_local=is_local), kind)
+        is_bare = pc.fill_null(pc.match_substring_regex(texts, _BARE), False)
+        if not is_local and pc.any(is_bare).as_py():
+            bare = _parse_times(pc.if_else(is_bare, texts, None), pa.timestamp("us"), None)
+            texts = pc.if_else(is_bare, None, texts)
+    parsed = _convert(texts, usual, _cast_to(kind), partial(_parse_time, is_local=is_local), kind)
     return parsed if bare is None else pc.coalesce(parsed, to_instants(bare, zone).cast(kind))
 
 
@@ -219,12 +240,29 @@ def to_instants(times: pa.ChunkedArray[Any], zone: str | None) -> pa.ChunkedArra
             "times in a file have no zone",
             hint="set query.spark.spark.sql.session.timeZone to the zone, such as UTC",
         )
+    is_late = pc.fill_null(pc.greater_equal(times.cast(pa.int64()), _LATE_US), False)
+    if zone in _zones() and pc.any(is_late).as_py():
+        late = _late_instants(pc.if_else(is_late, times, None).combine_chunks(), zone)
+        return pc.coalesce(to_instants(pc.if_else(is_late, None, times), zone), pa.chunked_array([late]))
     instants = pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="earliest")
     # As in Spark, a time that the clocks skip is later by the length of the gap.
     return pc.add(instants, pc.subtract(times, pc.local_timestamp(instants)))
 
 
-def _parse_time(text: str, zone: str | None, *, is_local: bool) -> int | None:
+def _late_instants(times: pa.Array, zone: str) -> pa.Array:
+    """Return the instants of times from `_LATE_US` on, one by one: Arrow ignores a zone's rule for them."""
+    distinct = times.dictionary_encode()
+    instants = []
+    for time_us in distinct.dictionary.cast(pa.int64()).to_pylist():
+        cycles = max(0, (time_us - _FAR_US) // (_CYCLE_DAYS * _DAY_US) + 1)  # Python has no year above 9999.
+        shown = datetime(1970, 1, 1) + timedelta(days=-cycles * _CYCLE_DAYS, microseconds=time_us)
+        # Python takes the offset before the change for a time that the clocks skip or repeat, as Spark does.
+        instant = shown.replace(tzinfo=ZoneInfo(zone)) - datetime(1970, 1, 1, tzinfo=UTC)
+        instants.append((instant + timedelta(days=cycles * _CYCLE_DAYS)) // timedelta(microseconds=1))
+    return pa.array(instants, pa.int64()).cast(pa.timestamp("us", zone)).take(distinct.indices)
+
+
+def _parse_time(text: str, *, is_local: bool) -> int | None:
     """Return the microseconds since 1970 of a time, or of the beginning of a day, month or year."""
     found = _TIME_TEXT.fullmatch(text.strip(_BLANKS))
     if found is None:
@@ -238,8 +276,8 @@ def _parse_time(text: str, zone: str | None, *, is_local: bool) -> int | None:
     time_us = days * _DAY_US + seconds * 1_000_000 + int((fraction or "").ljust(6, "0")[:6])
     if is_local:
         return time_us if named is None else None
-    if named is None:
-        return _instant_us(time_us, zone)
+    if named is None:  # `_parse_times` has read it.
+        return None
     named = named.strip(_BLANKS)
     if named == "Z":
         return time_us
@@ -250,6 +288,7 @@ def _parse_time(text: str, zone: str | None, *, is_local: bool) -> int | None:
         if offset_s > _MAX_OFFSET_S or max(minutes, rest) > 59:
             return None
         return time_us - (offset_s if sign == "+" else -offset_s) * 1_000_000
+    named = _SHORT_ZONES.get(named, named)
     return _instant_us(time_us, named) if named in _zones() else None
 
 
@@ -258,6 +297,6 @@ def _zones() -> frozenset[str]:
     return frozenset(available_timezones())
 
 
-def _instant_us(time_us: int, zone: str | None) -> int:
+def _instant_us(time_us: int, zone: str) -> int:
     column = pa.chunked_array([pa.array([time_us], pa.timestamp("us"))])
     return int(to_instants(column, zone).cast(pa.int64())[0].as_py())

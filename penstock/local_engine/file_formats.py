@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
-from penstock.local_engine.field_texts import parse_texts, round_decimals, wide_decimal
+from penstock.local_engine.field_texts import JSON_DECIMAL, WIDE_DECIMAL, parse_texts, round_decimals
 from penstock.sql.expression import did_you_mean
 
 __all__ = ["OPTIONS", "check_options", "convert_columns", "file_reader", "json_type", "read_csv"]
@@ -134,7 +134,7 @@ def json_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_temporal(kind):
         return pa.string()
     if pa.types.is_decimal128(kind):
-        return wide_decimal(kind)
+        return JSON_DECIMAL
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(json_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -145,7 +145,7 @@ def json_type(kind: pa.DataType) -> pa.DataType:
 def _round(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Round the decimals in values, also in structs and lists."""
     if pa.types.is_decimal128(kind):
-        return round_decimals(values, kind)
+        return round_decimals(values.view(WIDE_DECIMAL), kind)
     if values.type == kind:
         return values
     mask = pc.is_null(values)

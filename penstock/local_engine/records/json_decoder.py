@@ -118,6 +118,12 @@ class JsonDecoder(Decoder):
             return pa.array([number], pa.float64()).cast(field.type), number is not None
         if pa.types.is_decimal128(field.type) and isinstance(value, str | int | _Number):
             return _read_decimal(value.text if isinstance(value, _Number) else str(value), field.type)
+        if json_type(field.type) != field.type and value:
+            # `_text` would shorten the decimals in a struct or list.
+            if pa.types.is_struct(field.type) and isinstance(value, dict):
+                return self._read_struct(field.type, value)
+            if pa.types.is_list(field.type) and isinstance(value, list):
+                return self._read_list(field.type, value)
         try:
             text = self._text(value, field.type)
         except RecursionError:

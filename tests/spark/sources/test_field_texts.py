@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,25 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.ddl import parse_schema
+from penstock.local_engine.file_formats import file_reader
 from penstock.local_engine.records.bad_records import BadRecords
 from penstock.local_engine.records.files import RecordFilesInput
 from penstock.spark_ext.border.types import spark_schema
 
 ZONE = "America/New_York"
+RANDOM = random.Random(7)
+WHOLE = "|".join(str(RANDOM.randrange(10 ** (digits - 1), 10**digits)) for digits in range(10, 40))
 TEXTS = {
     "decimal(10,2)": (
         "7.129|7.125|-7.125|1e2|1.5E-3|123456789.5|99999999.995|+5|.5|5.|0x1|1_0|NaN|5d|1e400|"
-        "true|-|12345678901234567890123456789012345678901| 5.5|5.5 "
+        "true|-|12345678901234567890123456789012345678901| 5.5|5.5 |1,000.5|1,,0|,|3486755212|1e60"
     ),
     "decimal(38,18)": ("7.1234567890123456789|12345678901234567890.5|123456789012345678901.5|1e19"),
+    "decimal(38,10)": "12345678901234567890123456789012345678|1.5|1e27|1e28",
+    "decimal(38,2)": f"1.005|1|1e-50|0.{'1' * 40}|{'9' * 36}.994|{'9' * 36}.995|{WHOLE}",
+    "decimal(38,0)": f"{'9' * 38}.4|{'9' * 38}.5|1",
+    "decimal(9,0)": f"1.5|-2.5|999999999.4|999999999.5|{WHOLE}",
+    "decimal(18,6)": f"0.0000005|-0.0000015|1e11|1e12|{WHOLE}",
     "int": ("5|+5|05|-0|0x10|1.0|1e2|2147483648|-2147483648|true|1_0| 5|5 |"),
     "bigint": ("9223372036854775807|9223372036854775808|+5|0x10| 7"),
     "double": (
@@ -41,7 +50,10 @@ TEXTS = {
         "2026-01-31T24:00:00Z|20260131|12345|-12345|12345.5|0001-01-01|123456-01-01|2026-02-30|"
         "2026-01-31T09:30:01+19:00|1769851801000|2026-01-31 09:30:01|2026-01-31T09:30:01 +01:00|"
         "2026-1-3 9:3:1| 2026-01-31T09:30:01Z|2026-01-31T09:30:01 Nowhere/City|"
-        "2026-01-31T09:30:01,5Z|2026-01-31  09:30:01"
+        "2026-01-31T09:30:01,5Z|2026-01-31  09:30:01|2026-01-31T09:30:01PST|2026-01-31T09:30:01 IST|"
+        "2026-07-31T09:30:01CST|2026-01-31T09:30:01 EST|2026-03-08 02:30:00|2026-11-01 01:30:00|"
+        "2050-07-01 12:00:00|2050-03-13 02:30:00|2050-11-06 01:30:00|2038-07-01 12:00:00|"
+        "2050-07-01T12:00:00Europe/Berlin|9999-07-01 12:00:00|123456-07-01"
     ),
     "timestamp_ntz": ("2026-01-31T09:30:01Z|2026-01-31|12345|2026-01-31T09:30:01.123456789"),
     "struct<d:decimal(10,2)>": ('{"d":7.129}|{"d":123456789.5}|{"d":"7"}|{}|null|5'),
@@ -53,7 +65,9 @@ TEXTS = {
 def _lines(format: str, kind: str, texts: list[str]) -> list[str]:
     """Return a record for each text; in JSON also one with the text as a value, if it is JSON."""
     if format == "csv":
-        return [f"{number},{text}" for number, text in enumerate(texts)]
+        return [
+            f'{number},"{text}"' if "," in text else f"{number},{text}" for number, text in enumerate(texts)
+        ]
     lines = [json.dumps({"n": number, "v": text}) for number, text in enumerate(texts)]
     for number, text in enumerate(texts, 1000):
         try:
@@ -72,14 +86,16 @@ def _local(file: Path, format: str, schema: pa.Schema, log: Path) -> dict[int, t
     assert end is not None
     found: dict[int, tuple[Any, bool]] = {}
     for records in source.read_records(None, end):
-        values = records.rows["v"]
-        if pa.types.is_temporal(values.type):
-            values = values.cast(pa.int32() if pa.types.is_date(values.type) else pa.int64())
-        for row, (number, value) in enumerate(
-            zip(records.rows["n"].to_pylist(), values.to_pylist(), strict=True)
-        ):
+        values = _shown(records.rows["v"])
+        for row, (number, value) in enumerate(zip(records.rows["n"].to_pylist(), values, strict=True)):
             found[number] = (value, row in records.bad)
     return found
+
+
+def _shown(values: pa.ChunkedArray[Any]) -> list[Any]:
+    if pa.types.is_temporal(values.type):
+        values = values.cast(pa.int32() if pa.types.is_date(values.type) else pa.int64())
+    return values.to_pylist()
 
 
 @pytest.mark.spark
@@ -106,6 +122,14 @@ def test_fields_have_the_values_that_spark_reads(spark: SparkSession, tmp_path: 
             }
             schema = pa.schema([field.with_nullable(True) for field in parse_schema(f"n int, v {kind}")])
             found = _local(file, format, schema, tmp_path / f"log{number}")
+            if format == "csv":
+                good = [text for n, text in enumerate(texts) if not expected[n][1]]
+                file.write_text("\n".join(_lines(format, kind, good)) + "\n")
+                whole = _shown(file_reader(format, schema, {}, ZONE)(file)["v"])
+                # As texts, because NaN does not equal itself.
+                assert str(whole) == str(
+                    [value for _, (value, is_bad) in sorted(expected.items()) if not is_bad]
+                )
             named = [f"{kind} {texts[n % 1000]!r}: {expected[n]}" for n in expected]
             got = [
                 f"{kind} {texts[n % 1000]!r}: {(value['d'] if isinstance(value, dict) else value, is_bad)}"
