@@ -147,7 +147,8 @@ def common_type(kinds: list[pa.DataType]) -> pa.DataType:
     floats = any(kind in FLOATS for kind in distinct)
     if floats and all(kind in INTEGERS or kind in FLOATS or kind in decimals for kind in distinct):
         return pa.float64()
-    advice = "; cast decimals to DOUBLE" if decimals else ""
+    is_number = all(kind in INTEGERS or kind in decimals for kind in distinct)
+    advice = "; cast decimals to DOUBLE" if decimals and is_number else ""
     raise UnknownError(f"it combines {', '.join(map(str, distinct))}{advice}")
 
 
@@ -203,7 +204,10 @@ def _as_comparable(rows: Rows, left: Value, right: Value) -> list[Value]:
         return to_common_type(rows, left, right)
     if len(decimals) == 1 and isinstance(decimals[0], pa.Scalar):
         # Integers that are equal as doubles give the same result when compared with a small number.
-        if abs(decimals[0].as_py()) >= _LEAST_INEXACT:
+        number = decimals[0].as_py()
+        if number is None:
+            raise UnknownError("it compares whole numbers with a null decimal")
+        if abs(number) >= _LEAST_INEXACT:
             raise UnknownError("it compares whole numbers with a large decimal")
         return [as_double(left), as_double(right)]
     return [value.cast(_DECIMALS.get(value.type, value.type)) for value in (left, right)]
@@ -224,7 +228,7 @@ def are_exact(kinds: list[pa.DataType]) -> bool:
     decimals = [_DECIMALS.get(kind, kind) for kind in kinds]
     whole = max(kind.precision - kind.scale for kind in decimals)
     if whole + max(kind.scale for kind in decimals) > _MAX_PRECISION:
-        raise UnknownError("it compares decimals of many digits; cast them to DOUBLE")
+        raise UnknownError("it compares decimals of many digits")
     return True
 
 
