@@ -1,4 +1,4 @@
-"""Checks of options of Spark's readers of files: misspelt names, and values that no version takes."""
+"""Options of Spark's readers of files: their names, and values that Spark refuses or ignores."""
 
 from __future__ import annotations
 
@@ -7,38 +7,42 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-__all__ = ["wrong_options"]
+__all__ = ["csv_marks", "wrong_options"]
 
 _COMMON: Final = (
-    "cleanSource fileNameOnly ignoreCorruptFiles ignoreMissingFiles latestFirst maxBytesPerTrigger "
-    "maxFileAge maxCachedFiles maxFilesPerTrigger mergeSchema modifiedAfter modifiedBefore pathGlobFilter "
+    "archivePathFilter cleanSource codec compression discardCachedInputRatio encoding extension fileNameOnly "
+    "ignoreCorruptFiles ignoreMissingFiles ignoredPathSegmentRegex latestFirst maxBytesPerTrigger "
+    "maxCachedFiles maxFileAge maxFilesPerTrigger mergeSchema modifiedAfter modifiedBefore pathGlobFilter "
     "recursiveFileLookup sourceArchiveDir"
 )
 _TEXT: Final = (
-    "columnNameOfCorruptRecord dateFormat enableDateTimeParsingFallback encoding lineSep locale mode "
-    "multiLine timestampFormat timestampNTZFormat timeZone"
+    "charset columnNameOfCorruptRecord dateFormat enableDateTimeParsingFallback lineSep locale mode "
+    "multiLine samplingRatio singleVariantColumn timeFormat timestampFormat timestampNTZFormat timeZone"
 )
 _NAMES: Final = {
     "csv": (
-        f"{_COMMON} {_TEXT} charset comment delimiter emptyValue enforceSchema escape header "
-        "ignoreLeadingWhiteSpace ignoreTrailingWhiteSpace inferSchema maxCharsPerColumn maxColumns nanValue "
-        "negativeInf nullValue positiveInf preferDate quote sep"
+        f"{_COMMON} {_TEXT} charToEscapeQuoteEscaping columnPruning comment delimiter emptyValue "
+        "enforceSchema escape escapeQuotes header ignoreLeadingWhiteSpace ignoreTrailingWhiteSpace inferSchema "
+        "inputBufferSize maxCharsPerColumn maxColumns nanValue negativeInf nullValue positiveInf preferDate "
+        "quote quoteAll sep unescapedQuoteHandling"
     ),
     "json": (
         f"{_COMMON} {_TEXT} allowBackslashEscapingAnyCharacter allowComments allowNonNumericNumbers "
         "allowNumericLeadingZeros allowSingleQuotes allowUnquotedControlChars allowUnquotedFieldNames "
-        "dropFieldIfAllNull prefersDecimal primitivesAsString"
+        "dropFieldIfAllNull ignoreNullFields inferTimestamp prefersDecimal pretty primitivesAsString "
+        "sortKeys useUnsafeRow writeNonAsciiCharacterAsCodePoint"
     ),
     "parquet": f"{_COMMON} datetimeRebaseMode int96RebaseMode",
     "orc": _COMMON,
     "text": f"{_COMMON} lineSep wholetext",
 }
-_SYNONYMS: Final = {"separator": "sep"}
+_SYNONYMS: Final = {"separator": "sep", "lineseparator": "lineSep"}
+_CHARACTERS: Final = ("quote", "escape", "comment", "charToEscapeQuoteEscaping")
 _FLAGS: Final = ("enforceSchema", "header", "multiLine", "recursiveFileLookup", "mergeSchema")
 _MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
-_NEAR: Final = 0.8
-"""The likeness from which on a name counts as misspelt. Other names may belong to another version."""
-_PATTERNS: Final = ("dateFormat", "timestampFormat", "timestampNTZFormat")
+MIN_SIMILARITY: Final = 0.8
+"""The similarity from which on a name counts as misspelt. Other names may belong to another version."""
+_PATTERNS: Final = ("dateFormat", "timeFormat", "timestampFormat", "timestampNTZFormat")
 _READABLE: Final = frozenset("GyYMLwWdDEFuaHkKhmsSVzOXxZ")
 """Letters of patterns with which Spark reads times, under any of its policies of parsing times."""
 
@@ -59,10 +63,10 @@ def wrong_options(format: str, options: Mapping[str, str]) -> Iterator[tuple[str
         The options; as in Spark, the case of their names does not matter.
     """
     names = {name.lower(): name for name in _NAMES[format].split()}
-    meant = names | (_SYNONYMS if format == "csv" else {})
+    meant = names | {name: option for name, option in _SYNONYMS.items() if option.lower() in names}
     for name, text in options.items():
         if name.lower() not in names:
-            if near := difflib.get_close_matches(name.lower(), meant, n=1, cutoff=_NEAR):
+            if near := difflib.get_close_matches(name.lower(), meant, n=1, cutoff=MIN_SIMILARITY):
                 yield f"{format} files have no option {name!r}", f"did you mean {meant[near[0]]!r}?"
             continue
         known = names[name.lower()]
@@ -75,5 +79,18 @@ def wrong_options(format: str, options: Mapping[str, str]) -> Iterator[tuple[str
         elif known in _PATTERNS and (letters := _unreadable_letters(text)):
             fact = f"{name} has letters that no time can be read with: {', '.join(letters)}"
             yield fact, "write a pattern such as yyyy-MM-dd HH:mm:ss"
-        elif known in ("quote", "escape") and len(text) > 1 and not text.startswith("\\"):
+        elif known in _CHARACTERS and len(text) > 1:
             yield f"{name} is more than one character", None
+
+
+def csv_marks(options: Mapping[str, str]) -> tuple[str, str]:
+    """Return the text between two fields and the quote that options of Spark's CSV reader set.
+
+    Parameters
+    ----------
+    options : mapping of str to str
+        The options; the case of their names does not matter.
+    """
+    known = {name.lower(): text for name, text in options.items()}
+    separator = known.get("sep", known.get("delimiter", ",")).replace("\\t", "\t")
+    return separator, known.get("quote", '"')

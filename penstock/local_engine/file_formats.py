@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.conf.file_options import csv_marks
 from penstock.errors import InvalidUsageError
 from penstock.local_engine.field_texts import JSON_DECIMAL, WIDE_DECIMAL, parse_texts, round_decimals
 from penstock.sql.expression import did_you_mean
@@ -87,8 +88,8 @@ def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
             hint=did_you_mean(unknown[0], names, "options that it knows") if names else leave_out,
         )
     if format == "csv":
-        known["sep"] = known.get("sep", known.pop("delimiter", ",")).replace("\\t", "\t")
-        known.setdefault("quote", '"')
+        known.pop("delimiter", None)
+        known["sep"], known["quote"] = csv_marks(options)
         for name in ("sep", "quote"):
             if len(known[name]) != 1:
                 raise InvalidUsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import tempfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Final
 
 from penstock.conf.cross_field_checks import side_streams
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
+from penstock.conf.file_options import csv_marks
 from penstock.conf.pipeline import (
     FilesSource,
     ParquetSink,
@@ -35,7 +37,9 @@ __all__ = [
 
 _ELSEWHERE: Final = ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR")
 _LONGEST_HEADER: Final = 65_536
-"""The most characters of a file that are compared with the names of columns."""
+"""The most characters of a line that are compared with the names of columns."""
+_CORRUPT_RECORD: Final = "_corrupt_record"
+"""Spark's default of ``columnNameOfCorruptRecord``."""
 
 
 def check_places(pipeline: Pipeline, document: Document) -> None:
@@ -142,7 +146,8 @@ def check_headers(pipeline: Pipeline, document: Document) -> None:
     ------
     PipelineError
         If the first line of the first file names the columns, and no option says whether it is a header; or
-        it is a header that has a column at another position than the schema.
+        it is a header that has the columns of the schema in another order. Spark reads by position, so other
+        names rename the columns.
     """
     from penstock.ddl import parse_schema  # few pipelines read CSV
 
@@ -158,8 +163,10 @@ def check_headers(pipeline: Pipeline, document: Document) -> None:
             names = parse_schema(files.columns).names
         except InvalidUsageError:
             continue  # another check reports it
-        lower = [name.lower() for name in header]
-        if "header" not in {name.lower() for name in files.options}:
+        options = {name.lower(): text for name, text in files.options.items()}
+        corrupt = options.get("columnnameofcorruptrecord", _CORRUPT_RECORD)
+        names = [name for name in names if name != corrupt]  # Spark adds this column, wherever it stands
+        if "header" not in options:
             if header == names:
                 at = (*path, "path")
                 fact, hint = (
@@ -168,10 +175,11 @@ def check_headers(pipeline: Pipeline, document: Document) -> None:
                 )
                 problems.append(describe(document.place(at), at, fact, hint))
             continue
-        moved = [name for name, given in zip(names, lower, strict=False) if name.lower() != given]
-        if moved := [name for name in moved if name.lower() in lower]:
+        wanted, given = ([name.lower() for name in one] for one in (names, header))
+        if wanted != given and sorted(wanted) == sorted(given):
             at = (*path, "schema")
-            fact = f"has column {moved[0]!r} at another position than the header of {file}"
+            first = next(name for name, other in zip(names, given, strict=True) if name.lower() != other)
+            fact = f"has column {first!r} at another position than the header of {file}"
             hint = f"Spark reads CSV by position, so write the columns in the order {', '.join(header)}"
             problems.append(describe(document.place(at), at, fact, hint))
     if problems:
@@ -204,9 +212,11 @@ def sources_of(pipeline: Pipeline) -> dict[str, tuple[FieldPath, Source]]:
 
 
 def _read_header(source: FilesSource | TableSection) -> tuple[Path, list[str]] | None:
-    """Return the first file of CSV of a section and the fields of its first line, if it may be a header."""
+    """Return the first file of CSV of a section and the fields of its first line, if it may be a header.
+
+    As in Spark, lines that are empty or comments do not count.
+    """
     options = {name.lower(): text for name, text in source.options.items()}
-    separator = options.get("sep", options.get("delimiter", ",")).replace("\\t", "\t")
     is_header = options.get("header", "true").lower() == "true"
     if source.format != "csv" or source.columns is None or not is_header:
         return None
@@ -216,11 +226,24 @@ def _read_header(source: FilesSource | TableSection) -> tuple[Path, list[str]] |
         file = min((one for one in files if one.name[0] not in "._" and one.is_file()), default=None)
         if file is None:
             return None
+        comment = options.get("comment") or None
         with file.open(encoding="utf-8-sig", errors="replace") as lines:
-            names = [name.strip(' "\n') for name in lines.readline(_LONGEST_HEADER).split(separator)]
-        return file, names
+            while line := lines.readline(_LONGEST_HEADER):
+                text = line.strip()
+                if text and (comment is None or not text.startswith(comment)):
+                    break
     except OSError:
         return None  # another check reports it
+    return file, _fields(line.rstrip("\r\n"), *csv_marks(options))
+
+
+def _fields(line: str, separator: str, quote: str) -> list[str]:
+    """Return the fields of a line of CSV, without white space around them."""
+    if len(separator) != 1 or len(quote) > 1:  # the module csv takes only characters
+        return [field.strip() for field in line.split(separator or None)]
+    quoting = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
+    row = next(csv.reader([line], delimiter=separator, quotechar=quote or None, quoting=quoting), [])
+    return [field.strip() for field in row]
 
 
 def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool]]:

@@ -84,6 +84,7 @@ def test_a_header_that_would_be_read_as_a_row_is_found(
     [
         ("k string, t timestamp, v int", None),
         ("k string, t timestamp, other int", None),  # columns may have names of their own
+        ("t timestamp, k string, other int", None),
         ("t timestamp, k string, v int", "t"),
         ("k string, v int, t timestamp", "v"),
     ],
@@ -110,6 +111,7 @@ def test_a_schema_in_another_order_than_the_header_is_refused(
     [
         ({"heder": "true"}, "csv files have no option 'heder'. Hint: did you mean 'header'?"),
         ({"seperator": ";"}, "csv files have no option 'seperator'. Hint: did you mean 'sep'?"),
+        ({"lineSeparator": ";"}, "csv files have no option 'lineSeparator'. Hint: did you mean 'lineSep'?"),
         ({"header": "yess"}, "header is not true or false."),
         ({"header": "true", "mode": "PERMISIVE"}, "mode is not one of PERMISSIVE, DROPMALFORMED, FAILFAST."),
         (
@@ -123,6 +125,12 @@ def test_a_schema_in_another_order_than_the_header_is_refused(
             "Hint: write a pattern such as yyyy-MM-dd HH:mm:ss.",
         ),
         ({"header": "true", "timestampFormat": "yyyy-MM-dd'Q'HH:mm:ss"}, None),
+        ({"header": "true", "quote": "\\'"}, "quote is more than one character."),
+        ({"header": "true", "comment": "##"}, "comment is more than one character."),
+        (
+            {"header": "true", "charToEscapeQuoteEscaping": "ab"},
+            "charToEscapeQuoteEscaping is more than one character.",
+        ),
         ({"Header": "TRUE", "delimiter": "||", "myOption": "1"}, None),
     ],
 )
@@ -140,6 +148,49 @@ def test_misspelt_and_wrong_options_of_files_are_found(
         assert any("the local engine takes only one character: options=sep" in one for one in local)
     else:
         assert f"source.options: {problem}" in problems_of(file)
+
+
+@pytest.mark.parametrize(
+    ("first", "schema", "options"),
+    [
+        ('"label, k",k,t', "label string, k string, t timestamp", {}),
+        ("'label, k';k;t", "label string, k string, t timestamp", {"quote": "'", "delimiter": ";"}),
+        ("k,t", "_corrupt_record string, k string, t timestamp", {}),
+        ("k,t", "bad string, k string, t timestamp", {"columnNameOfCorruptRecord": "bad"}),
+        ("# t, k\n\nk,t", "k string, t timestamp", {"comment": "#"}),
+        ("t,raw_time,k", "event_time string, t timestamp, k string", {}),
+    ],
+)
+def test_a_schema_that_spark_reads_by_position_is_accepted(
+    tmp_path: Path, first: str, schema: str, options: dict[str, str]
+) -> None:
+    (tmp_path / "a.csv").write_text(f"{first}\n")
+    source = {
+        "type": "files", "format": "csv", "path": str(tmp_path / "a.csv"), "schema": schema,
+        "options": {"header": "true"} | options,
+    }  # fmt: skip
+    check_pipeline(written(tmp_path, {"source": source, "queue": {"key": "k", "time": "t"}}), [])
+
+
+@pytest.mark.parametrize(
+    ("first", "schema", "options"),
+    [
+        ('"a, b",k,t', "k string, `a, b` string, t timestamp", {}),
+        ("k||t", "t timestamp, k string", {"sep": "||"}),
+        ("'k','t'", "t timestamp, k string", {"quote": "'"}),
+        ("# k,t\nk,t", "t timestamp, _corrupt_record string, k string", {"comment": "#"}),
+    ],
+)
+def test_a_header_in_another_order_is_found_with_the_options_of_the_reader(
+    tmp_path: Path, first: str, schema: str, options: dict[str, str]
+) -> None:
+    (tmp_path / "a.csv").write_text(f"{first}\n")
+    source = {
+        "type": "files", "format": "csv", "path": str(tmp_path / "a.csv"), "schema": schema,
+        "options": {"header": "true"} | options,
+    }  # fmt: skip
+    (problem,) = problems_of(written(tmp_path, {"source": source, "queue": {"key": "k", "time": "t"}}))
+    assert "at another position than the header" in problem
 
 
 def test_headers_of_other_sources_are_found_and_one_with_another_separator_is_left_alone(
