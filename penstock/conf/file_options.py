@@ -22,9 +22,9 @@ _TEXT: Final = (
 _NAMES: Final = {
     "csv": (
         f"{_COMMON} {_TEXT} charToEscapeQuoteEscaping columnPruning comment delimiter emptyValue "
-        "enforceSchema escape escapeQuotes header ignoreLeadingWhiteSpace ignoreTrailingWhiteSpace inferSchema "
-        "inputBufferSize maxCharsPerColumn maxColumns nanValue negativeInf nullValue positiveInf preferDate "
-        "quote quoteAll sep unescapedQuoteHandling"
+        "enforceSchema escape escapeQuotes header ignoreLeadingWhiteSpace ignoreTrailingWhiteSpace "
+        "inferSchema inputBufferSize maxCharsPerColumn maxColumns nanValue negativeInf nullValue positiveInf "
+        "preferDate quote quoteAll sep unescapedQuoteHandling"
     ),
     "json": (
         f"{_COMMON} {_TEXT} allowBackslashEscapingAnyCharacter allowComments allowNonNumericNumbers "

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
+from penstock._clock import monotonic_s
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.class_archive import JAVA_HINT, JAVA_OPTIONS, archive_options, require_java
 from penstock.jobs.signals import StopSignals
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["open_session", "session"]
 
 _T = TypeVar("_T")
+
+CLOSING_S: Final = 1.0
+"""The longest time from the first closed socket of a JVM that ends to the last."""
 
 _DEFAULTS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
@@ -308,11 +313,32 @@ def _stop(spark: SparkSession, signals: StopSignals) -> None:
 def _quiet_accumulators(context: SparkContext) -> None:
     """Let Spark's server of accumulators print no traceback when its client, the JVM, ends.
 
-    Calls to the JVM report this end.
+    Calls to the JVM report this end. A connection that breaks while the JVM lives is reported.
     """
-    server: Any = context._accumulatorServer
+    server: Any = getattr(context, "_accumulatorServer", None)
+    if server is None:
+        return  # another PySpark
+    gateway: Any = context._gateway
     report = server.handle_error
-    server.handle_error = lambda *request: None if isinstance(sys.exception(), EOFError) else report(*request)
+
+    def handle_error(*request: object) -> None:
+        if not isinstance(sys.exception(), EOFError) or not (server.server_shutdown or _is_closed(gateway)):
+            report(*request)
+
+    server.handle_error = handle_error
+
+
+def _is_closed(gateway: Any) -> bool:
+    """Return whether the JVM no longer listens at its gateway, now or a moment later."""
+    address = gateway.gateway_parameters.address, gateway.gateway_parameters.port
+    deadline, pause = monotonic_s() + CLOSING_S, threading.Event()
+    while monotonic_s() < deadline:
+        try:
+            socket.create_connection(address, timeout=CLOSING_S).close()
+        except OSError:
+            return True
+        pause.wait(0.05)  # a process that ends closes its sockets one after the other
+    return False
 
 
 @contextmanager

@@ -56,13 +56,11 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     def _is_news(self, record: logging.LogRecord) -> bool:
         """Return whether a log record reports more than that the signal interrupted or ended the JVM.
 
-        The run raises the failure of a graph. So its log records without a traceback add nothing.
+        Graphs mark their records of a driver that has ended with the attribute ``driver_ended``.
         """
         if self.received is None:
             return True
-        if record.name == _GRAPHS:
-            return bool(record.exc_info) or record.levelno < logging.WARNING
-        return record.msg not in _INTERRUPTED
+        return not getattr(record, "driver_ended", False) and record.msg not in _INTERRUPTED
 
     def take(self) -> None:
         """Install the handlers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -48,9 +49,14 @@ def _as_text(nodes: Iterable[Node], share: float) -> str | None:
 
 
 def find_promises(results: Node) -> dict[str, float]:
-    """Return the promised staleness by class, in seconds, of operators after the last p-streams."""
-    contracts = _find_contracts(_find_own(results))
-    return {one.name: one.limit_us / 1e6 for contract in contracts for one in contract.promises}
+    """Return the promised staleness by class, in seconds, of operators after the last p-streams.
+
+    If several contracts have classes of one name, the least is the promise.
+    """
+    limits_s: dict[str, float] = {}
+    for promise in (one for contract in _find_contracts(_find_own(results)) for one in contract.promises):
+        limits_s[promise.name] = min(promise.limit_us / 1e6, limits_s.get(promise.name, math.inf))
+    return limits_s
 
 
 def _find_own(root: Node) -> list[Node]:

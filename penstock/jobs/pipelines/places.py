@@ -239,10 +239,9 @@ def _read_header(source: FilesSource | TableSection) -> tuple[Path, list[str]] |
 
 def _fields(line: str, separator: str, quote: str) -> list[str]:
     """Return the fields of a line of CSV, without white space around them."""
-    if len(separator) != 1 or len(quote) > 1:  # the module csv takes only characters
+    if len(separator) != 1 or len(quote) != 1:  # the module csv takes only characters
         return [field.strip() for field in line.split(separator or None)]
-    quoting = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
-    row = next(csv.reader([line], delimiter=separator, quotechar=quote or None, quoting=quoting), [])
+    row = next(csv.reader([line], delimiter=separator, quotechar=quote), [])
     return [field.strip() for field in row]
 
 

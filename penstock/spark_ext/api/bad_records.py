@@ -137,7 +137,7 @@ def _fix_division(spark: SparkSession) -> None:
 
 
 def _rejecter(to: TaskRows, place: str) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.Series]]:
-    """Return a function for ``mapInArrow``: it passes on a partition's rows, then commits its bad records."""
+    """Return a pandas UDF that is true for each row, and commits the partition's bad records at the end."""
     schema, number = as_arrow_of_spark(REJECTED), zlib.crc32(place.encode())
 
     def reject(parts: Iterator[pd.DataFrame]) -> Iterator[pd.Series]:

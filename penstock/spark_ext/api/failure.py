@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from json import JSONDecodeError
+from traceback import walk_tb
 from typing import Any
 
 from pyspark.errors import AnalysisException, IllegalArgumentException
@@ -49,6 +50,8 @@ _LATE_WORKER_HINT = (
     "the machine is too busy or short of memory, as Spark waits only ten seconds; free it, and start again "
     "with the same checkpoint"
 )
+_QUERY = "pyspark.sql.streaming.query"
+"""The module that parses the JSON texts of the JVM about a query."""
 _RAISED = "[USER_RAISED_EXCEPTION]"
 """The condition of an error that SQL raises, such as for a bad record with ``on_error: fail``."""
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
@@ -81,12 +84,19 @@ def _python_error(text: str) -> str | None:
 
 def is_without_answer(error: BaseException) -> bool:
     """Return whether an error means that Spark's driver did not answer, usually because it has ended."""
-    # If the connection breaks during a call, Py4J reports only that the call failed. If it breaks during an
-    # answer, PySpark gets the first part of a JSON text.
+    # If the connection breaks during a call, Py4J reports only that the call failed.
     return (
-        isinstance(error, ConnectionError | Py4JNetworkError | JSONDecodeError)
+        isinstance(error, ConnectionError | Py4JNetworkError)
         or type(error) is Py4JError
+        or _is_half_answer(error)
         or is_lost_server(error)
+    )
+
+
+def _is_half_answer(error: BaseException) -> bool:
+    """Return whether PySpark got only the first part of a JSON text, because the connection broke."""
+    return isinstance(error, JSONDecodeError) and any(
+        frame.f_globals.get("__name__") == _QUERY for frame, _ in walk_tb(error.__traceback__)
     )
 
 

@@ -30,12 +30,15 @@ from penstock.spark_ext.forwarding.counts import count_by_operator
 from penstock.spark_ext.graph.recovery import GraphRecovery, RecoveryReport
 from penstock.spark_ext.graph.stage import QueryTotals, Stage, StageRun
 
-__all__ = ["RESULTS", "GraphProgress", "GraphState", "RunningGraph"]
+__all__ = ["DRIVER_ENDED", "RESULTS", "GraphProgress", "GraphState", "RunningGraph"]
 
 _LOGGER = logging.getLogger(__name__)
 
 RESULTS = "results"
 """The name of the query that makes a graph's results."""
+
+DRIVER_ENDED = "driver_ended"
+"""An attribute of log records: whether the failure only says that Spark's driver has ended."""
 
 _POLL_S = 0.1
 _STOP_S = 60.0
@@ -95,7 +98,8 @@ class RunningGraph:
     promised_s : dict of str to float
         The staleness in seconds that freshness contracts of the results' query promise, by class.
     interrupted_ms : int or None
-        With a promise: when the results' micro-batch was planned that the last start did not finish.
+        The time when the unfinished micro-batch of the last start was planned; None if there is none or no
+        promise.
     """
 
     def __init__(
@@ -218,7 +222,10 @@ class RunningGraph:
 
     def _fail(self, error: PenstockError) -> None:
         self._error = error
-        _LOGGER.error("%s [graph=%s query=%s]", error.fact, self.name, error.context.get("query"))
+        _LOGGER.error(
+            "%s [graph=%s query=%s]", error.fact, self.name, error.context.get("query"),
+            extra={DRIVER_ENDED: is_without_answer(error.__cause__ or error)},
+        )  # fmt: skip
         try:
             self._try_to_stop_queries()
         finally:
@@ -243,7 +250,8 @@ class RunningGraph:
 
     def _warn(self, fact: str, error: Exception) -> None:
         """Log a failure, with a traceback unless it only says that the driver has ended."""
-        _LOGGER.warning("%s [graph=%s]", fact, self.name, exc_info=not is_without_answer(error))
+        ended = is_without_answer(error)
+        _LOGGER.warning("%s [graph=%s]", fact, self.name, exc_info=not ended, extra={DRIVER_ENDED: ended})
 
     def _stop_queries(self) -> None:
         """Stop all queries, upstream first, so that later queries can still read their last output."""

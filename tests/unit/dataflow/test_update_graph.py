@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -288,6 +289,15 @@ def test_a_contract_sets_the_trigger_interval_and_is_explained() -> None:
     queue = plain.update_queue("k", "t", name="q", freshness=contract)
     assert find_trigger_interval(queue.root) == "100 ms"
     assert find_promises(queue.root) == {"gold": 0.8, "other": 4.0}
+    # A class of several contracts has the tightest limit, in either order.
+    other = contract | {"p95": {"gold": "2 s", "other": "3 s"}}
+    tight, loose = (
+        plain.update_queue("k", "t", name=name, freshness=one).root
+        for name, one in (("tight", contract), ("loose", other))
+    )
+    for inputs in ((tight, loose), (loose, tight)):
+        joined = SimpleNamespace(inputs=inputs)
+        assert find_promises(cast(Any, joined)) == {"gold": 0.8, "other": 3.0}
     # A query that writes a p-stream keeps its promises itself.
     behind = Materialize("n", (Materialize("m", (queue.root,)),))
     assert find_promises(behind) == {}

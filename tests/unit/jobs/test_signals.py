@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 from penstock.jobs import session
 from penstock.jobs.session import _quiet_accumulators, _stop
 from penstock.jobs.signals import StopSignals
+from penstock.spark_ext.graph.handle import DRIVER_ENDED
 
 _PROGRAM = """
 import signal
@@ -80,24 +82,47 @@ def test_a_jvm_that_a_signal_ends_is_no_failure_of_a_graph(caplog: pytest.LogCap
     with StopSignals() as signals:
         log.error("%s [graph=%s query=%s]", "before", "g", None)
         signal.raise_signal(signal.SIGTERM)
-        log.error("%s [graph=%s query=%s]", "the graph cannot go on", "g", None)
-        log.warning("%s [graph=%s]", "the driver has ended", "g", exc_info=False)
+        log.error("%s [graph=%s query=%s]", "the graph cannot go on", "g", None, extra={DRIVER_ENDED: True})
+        log.warning("%s [graph=%s]", "the driver has ended", "g", exc_info=False, extra={DRIVER_ENDED: True})
+        log.error("%s [graph=%s query=%s]", "a query failed", "h", "q", extra={DRIVER_ENDED: False})
         log.warning("%s [graph=%s]", "another failure", "g", exc_info=ValueError())
         log.info("graph %s [graph=%s]", "failed", "g")
         assert signals.received == signal.SIGTERM
-    assert [text.split(" [")[0] for text in caplog.messages] == ["before", "another failure", "graph failed"]
+    assert [text.split(" [")[0] for text in caplog.messages] == [
+        "before", "a query failed", "another failure", "graph failed",
+    ]  # fmt: skip
 
 
-def test_a_jvm_that_ends_leaves_no_trace_of_accumulators() -> None:
+def test_a_jvm_that_ends_leaves_no_trace_of_accumulators(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
-    server = SimpleNamespace(handle_error=lambda *request: told.append(request))
-    _quiet_accumulators(cast(SparkContext, SimpleNamespace(_accumulatorServer=server)))
-    for error in (ValueError(), EOFError()):
+    listener = socket.create_server(("127.0.0.1", 0))
+    address, port = listener.getsockname()
+    parameters = SimpleNamespace(address=address, port=port)
+    server = SimpleNamespace(handle_error=lambda *request: told.append(request), server_shutdown=False)
+    context = SimpleNamespace(
+        _accumulatorServer=server, _gateway=SimpleNamespace(gateway_parameters=parameters)
+    )
+    _quiet_accumulators(cast(SparkContext, context))
+
+    def report(error: Exception, when: str) -> None:
         try:
             raise error
         except (ValueError, EOFError):
-            server.handle_error("request", error)
-    assert [str(request) for request in told] == ["('request', ValueError())"]
+            server.handle_error(type(error).__name__, when)
+
+    monkeypatch.setattr(session, "CLOSING_S", 0.01)
+    report(EOFError(), "runs")
+    server.server_shutdown = True
+    report(EOFError(), "stops")
+    server.server_shutdown = False
+    listener.close()
+    report(EOFError(), "has ended")
+    report(ValueError(), "has ended")
+    assert told == [("EOFError", "runs"), ("ValueError", "has ended")]
+
+
+def test_a_pyspark_without_a_server_of_accumulators_is_left_alone() -> None:
+    _quiet_accumulators(cast(SparkContext, SimpleNamespace()))
 
 
 def test_a_signal_counts_for_the_blocks_around_it() -> None:

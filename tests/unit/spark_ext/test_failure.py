@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pyspark.errors import AnalysisException
 
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
-from penstock.spark_ext.api.failure import failure_of, kind_of, root_cause, spark_message
+from penstock.spark_ext.api.failure import (
+    failure_of,
+    is_without_answer,
+    kind_of,
+    root_cause,
+    spark_message,
+)
 
 _STACK = "\n\tat org.apache.spark.Executor.run(Executor.scala:1)\n\tat java.lang.Thread.run(Unknown Source)\n"
 
@@ -133,3 +141,10 @@ def test_a_worker_that_is_late_is_unavailable_and_says_what_to_do(said: str) -> 
     assert failure_of(Exception(text), "the query failed", hint="repair it").hint == "repair it"
     own = f"penstock.errors.CorruptDataError: a file is damaged: file=x.\n{_STACK}Caused by: {said}"
     assert kind_of(Exception(own)) is CorruptDataError
+
+
+def test_json_that_a_user_cannot_parse_is_no_lost_driver() -> None:
+    with pytest.raises(json.JSONDecodeError) as caught:
+        json.loads("{")
+    assert not is_without_answer(caught.value)
+    assert kind_of(caught.value) is PenstockError

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from json import JSONDecodeError
+from signal import SIGTERM
 from typing import Any, cast
 
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from penstock.dataflow import graph
-from penstock.errors import UnavailableError
+from penstock.errors import PenstockError, UnavailableError
+from penstock.jobs.signals import StopSignals
 from penstock.spark_ext.graph.handle import RunningGraph
 from penstock.spark_ext.graph.stage import Stage
+
+
+class _HalfAnswer:
+    """A JVM query whose status is the first part of a JSON text."""
+
+    def id(self) -> _HalfAnswer:
+        return self
+
+    runId = status = id  # noqa: N815
+
+    def toString(self) -> str:  # noqa: N802
+        return "1"
+
+    def json(self) -> str:
+        return '{"id'
 
 
 class _Spark:
@@ -29,6 +47,8 @@ class _Spark:
 
     def __getattr__(self, name: str) -> Any:
         """Answer a request to Spark, unless its JVM has ended."""
+        if isinstance(self.error, JSONDecodeError):
+            return StreamingQuery(cast(Any, _HalfAnswer())).status
         if self.error is not None:
             raise self.error
         if name == "status":
@@ -86,6 +106,21 @@ def test_a_driver_that_ends_fails_the_graph(error: Exception, caplog: pytest.Log
     for call in (running.status, running.process_all_available):
         with pytest.raises(UnavailableError):
             call()
+
+
+@pytest.mark.parametrize("cause", [ConnectionRefusedError(111, "Connection refused"), ValueError("no")])
+def test_a_signal_hides_only_the_log_of_a_driver_that_has_ended(
+    cause: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    spark = _Spark()
+    running = _started(spark)
+    with StopSignals() as signals:
+        signals.received = SIGTERM
+        spark.error = cause
+        with pytest.raises(PenstockError):
+            running.await_termination(60)
+        running._thread.join(60)
+    assert bool(caplog.records) == isinstance(cause, ValueError)
 
 
 @pytest.mark.parametrize(
