@@ -140,7 +140,7 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
     (lambda: _join(stream("b").select("k", x="v")), "there is no column 't'"),
     (
         lambda: _join(graph("g").source("b", SHORT, key="k", time="t")),
-        "different types .*=t left=int64",
+        "different types .*=t left=bigint",
     ),
 ]
 
