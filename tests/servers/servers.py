@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.processes import until
+from tests.servers.processes import kill, running, until
 
 __all__ = ["MariaDb", "Mosquitto", "PostgreSql", "Redis", "Server"]
 
@@ -81,9 +81,13 @@ class Server:
         return False
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the server, by a signal."""
+        """End the server by a signal, and its processes: PostgreSQL does not start again before they end."""
+        self.process.send_signal(signal.SIGSTOP)  # it starts no further process
+        children = [process.id for process in running() if process.parent == self.process.pid]
         self.process.send_signal(number)
+        self.process.send_signal(signal.SIGCONT)
         self.process.wait(_PATIENCE_S)
+        kill(children)
 
     def remove(self) -> None:
         """End the server, and delete its files."""
