@@ -54,7 +54,7 @@ Figures = dict[str, list[float]]
 
 def work(rows: pa.Table) -> pa.Table:
     """Stand for a query that waits for something else."""
-    time.sleep(COST_S * rows.num_rows)
+    time.sleep(COST_S * rows.num_rows)  # the query itself; nothing is waited for
     return rows
 
 
