@@ -248,7 +248,9 @@ def test_messages_of_protobuf_become_columns(descriptors: Path, given: str) -> N
 
 
 def test_only_values_with_the_message_are_read(registry: Registry, descriptors: Path) -> None:
-    trade, ping = (message(descriptors.read_bytes(), f"shop.{name}") for name in ("Trade", "Ping"))
+    trade, ping, leg = (
+        message(descriptors.read_bytes(), f"shop.{name}") for name in ("Trade", "Ping", "Trade.Leg")
+    )
     number = registry.add("trades", PROTO, "PROTOBUF")
     newer = PROTO.replace("message Ping { int32 n = 1; }", "").replace(
         "string symbol = 1;\n", "string s = 1;\n"
@@ -256,12 +258,11 @@ def test_only_values_with_the_message_are_read(registry: Registry, descriptors: 
     moved = registry.add("trades", newer, "PROTOBUF")
     decoder = protobuf_decoder(PROTO, "shop.Trade", SchemaRegistry(registry.url))
     encoded = trade(symbol="A").SerializeToString()
-    leg = trade.DESCRIPTOR.nested_types_by_name["Leg"]._concrete_class(symbol="B").SerializeToString()
     values = [
         frame(number, encoded, [1]),
         frame(number, ping(n=1).SerializeToString(), [0]),
         frame(moved, encoded, [0]),  # a field has another name there; its number counts
-        frame(number, leg, [1, 0]),
+        frame(number, leg(symbol="B").SerializeToString(), [1, 0]),
         frame(number, encoded, [200]),
         frame(999, encoded, [1]),
         encoded,
