@@ -27,22 +27,24 @@ def keep(
     Parameters
     ----------
     values : numpy.ndarray of integers or floats, (rows,)
-        A column. Not modified.
+        The column's values. The kernel does not modify them.
     low, high : scalar of the column's type
-        The interval's ends, inclusive.
-    nan, inverted : bool
-        Whether NaN is in the interval, and whether the values outside of it pass.
+        The inclusive ends of the interval.
+    nan : bool
+        Whether the interval contains NaN.
+    inverted : bool
+        Whether the mask keeps the values outside of the interval instead of the values inside.
     first : bool
-        Whether this is the first interval, so that the content of `mask` is ignored.
+        Whether this is the first interval. If so, the kernel overwrites `mask` without reading it.
     mask : numpy.ndarray of bool, (rows,)
-        The mask. Updated.
+        The mask, which the kernel updates.
     """
     # All branches are loop-invariant, so that the compiler can vectorize the loop.
     if first:
         for i in range(len(values)):
             x = values[i]
-            mask[i] = (((x >= low) & (x <= high)) | ((x != x) & nan)) != inverted  # noqa: PLR0124 of NaN alone
+            mask[i] = (((x >= low) & (x <= high)) | ((x != x) & nan)) != inverted  # noqa: PLR0124  # true only for NaN
     else:
         for i in range(len(values)):
             x = values[i]
-            mask[i] &= (((x >= low) & (x <= high)) | ((x != x) & nan)) != inverted  # noqa: PLR0124
+            mask[i] &= (((x >= low) & (x <= high)) | ((x != x) & nan)) != inverted  # noqa: PLR0124  # as above

@@ -2,13 +2,13 @@
 
 A comparison of a column with a literal accepts a closed interval of the column's type, or all values outside
 of an interval. A conjunction of intervals is an interval again. The ends encode Spark's rules: NaN equals
-itself and is greater than every number, -0.0 is 0.0, and a ``FLOAT`` is compared with other numbers as a
-``DOUBLE``. So one kernel, compiled once per type, serves all operators: ``x > 0.1`` of a ``FLOAT`` accepts
-NaN, and all numbers from the least ``FLOAT`` greater than 0.1 on.
+itself and is greater than every number, -0.0 equals 0.0, and Spark compares a ``FLOAT`` with other numbers as
+a ``DOUBLE``. So one kernel, compiled once per type, serves all operators. For example, ``x > 0.1`` accepts
+NaN and, if ``x`` is a ``FLOAT``, all numbers from the smallest ``FLOAT`` above 0.1 upwards.
 
-`penstock.sql.evaluate` defines the semantics and handles all other cases: 64-bit integers against
-decimals or floats, which do not compare exactly; integers that no float equals; infinite literals; and
-columns with nulls.
+`penstock.sql.evaluate` defines the semantics and handles all other cases: 64-bit integers compared with
+decimals or floats, because this comparison is not exact; float columns compared with integers beyond 2**53;
+infinite literals; and columns with nulls.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from penstock.sql.expression import Expression
 from penstock.sql.tree import Tree
 from penstock.sql.values import as_float
 
-__all__ = ["Interval", "intervals_of", "mask_of", "union_intervals"]
+__all__ = ["Interval", "intersect_intervals", "intervals_of", "mask_of"]
 
 _INTEGERS: Final = {"int8", "int16", "int32", "int64"}
 _FLOATS: Final = {"float": "float32", "double": "float64"}
 _TURNED: Final = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
 _MAX_EXACT: Final = 1 << 53
-"""Every integer up to this is exactly representable as a 64-bit float."""
+"""A 64-bit float represents every integer up to this number exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Interval:
     Attributes
     ----------
     column : str
-        Name of the column.
-    low, high : number of numpy
-        The inclusive ends, in the column's type. The interval is empty if `low` is greater.
+        The column's name.
+    low, high : NumPy scalar
+        The inclusive ends, in the column's type. The interval is empty if `low` is greater than `high`.
     nan : bool
-        Whether NaN is in the interval.
+        Whether the interval contains NaN.
     inverted : bool
-        Whether the condition is true outside of the interval, not inside.
+        Whether the condition is true outside of the interval instead of inside.
     """
 
     column: str
@@ -61,14 +61,14 @@ class Interval:
 
 
 def intervals_of(part: Expression, schema: pa.Schema) -> list[Interval] | None:
-    """Convert a conjunct to intervals of columns; None if it is not a comparison with a literal.
+    """Convert a conjunct to intervals of columns; return None if it is not a comparison with a literal.
 
     Parameters
     ----------
     part : Expression
-        A conjunct of a predicate.
+        The conjunct of a predicate.
     schema : pyarrow.Schema
-        The columns.
+        The columns of the table that the predicate filters.
     """
     tree = part.tree.unnest()
     if tree.kind == "between":
@@ -125,7 +125,7 @@ def _float_interval(column: str, kind: np.dtype[Any], operator: str, value: floa
         return None
     low = {">": math.nextafter(value, math.inf), "<": -math.inf, "<=": -math.inf}.get(operator, value)
     high = {"<": math.nextafter(value, -math.inf), ">": math.inf, ">=": math.inf}.get(operator, value)
-    # The column type's nearest floats: the least float not below the number, the greatest not above it.
+    # Round the ends to the column's type: `low` up and `high` down, so that the interval never grows.
     with np.errstate(over="ignore"):
         ends = [kind.type(low), kind.type(high)]
     if float(ends[0]) < low:
@@ -136,7 +136,7 @@ def _float_interval(column: str, kind: np.dtype[Any], operator: str, value: floa
     return Interval(column, ends[0], ends[1], nan, inverted=operator == "<>")
 
 
-def union_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+def intersect_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     """Intersect the intervals of each column. Inverted intervals stay separate."""
     by_column: dict[str, Interval] = {}
     inverted = []
@@ -155,14 +155,14 @@ def union_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.bool_] | None:
-    """Return the mask of rows that satisfy all intervals; None if a column has nulls or another type.
+    """Return the mask of rows that satisfy all intervals; None if a column has nulls or an unexpected type.
 
     Parameters
     ----------
     intervals : iterable of Interval
-        At least one.
+        One or more intervals.
     rows : pyarrow.Table
-        Rows with the columns of the intervals.
+        The rows, with the columns that the intervals name.
 
     Returns
     -------

@@ -69,7 +69,7 @@ def needs_ansi(expression: Expression, schema: pa.Schema) -> bool:
 
 
 def constant(node: Tree) -> pa.Scalar[Any] | None:
-    """Return the value of a constant tree; None if it reads columns, is null, or is not supported."""
+    """Return the value of a constant tree; None if the tree reads columns, is null, or is not supported."""
     try:
         value = evaluate_node(node, Rows(pa.table({})))
     except (UnknownError, pa.ArrowException):
@@ -98,9 +98,10 @@ def why_unsupported(expression: Expression, schema: pa.Schema) -> str | None:
 
 
 def type_of_expression(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
-    """Return the type of an expression over a schema; None if it is not supported.
+    """Return the type of an expression over a schema; None if the evaluator does not support the expression.
 
-    Unlike `type_of`, it includes expressions from which Spark's optimizer may drop a part that can fail.
+    Unlike `type_of`, this function accepts expressions from which Spark's optimizer may drop a part that can
+    fail.
     """
     if expression.is_column:
         name = expression.columns[0]
@@ -120,7 +121,7 @@ def filter_rows(table: pa.Table, predicate: Expression) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        See `evaluate`; also if the predicate is not boolean.
+        As for `evaluate`, and if the predicate is not boolean.
     """
     for part in predicate.conjuncts():
         keep = evaluate(part, table)
@@ -131,12 +132,12 @@ def filter_rows(table: pa.Table, predicate: Expression) -> pa.Table:
 
 
 def project(table: pa.Table, select: Mapping[str, Expression]) -> pa.Table:
-    """Evaluate expressions into a table.
+    """Return a table with one column for each expression of `select`.
 
     Raises
     ------
     InvalidUsageError
-        See `evaluate`.
+        As for `evaluate`.
     """
     columns = {name: evaluate(expression, table) for name, expression in select.items()}
     return pa.table(columns)

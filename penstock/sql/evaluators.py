@@ -39,7 +39,7 @@ __all__ = ["evaluate_node", "infer_type", "to_column"]
 
 @lru_cache(maxsize=4096)
 def infer_type(node: Tree, schema: pa.Schema) -> tuple[pa.DataType | None, bool, bool]:
-    """Return a node's type (None if not supported), whether it can fail, and whether it needs ANSI mode."""
+    """Return a node's type (None if unsupported), whether it can fail, and whether it needs ANSI mode."""
     rows = Rows(schema.empty_table())
     try:
         value = evaluate_node(node, rows)
@@ -49,7 +49,7 @@ def infer_type(node: Tree, schema: pa.Schema) -> tuple[pa.DataType | None, bool,
 
 
 def to_column(value: Value, rows: int) -> pa.ChunkedArray[Any]:
-    """Return a value as a column of `rows` rows; repeat a constant."""
+    """Return a value as a column of `rows` rows; a constant is repeated."""
     if isinstance(value, pa.Scalar):
         value = pa.repeat(value, rows)
     return value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value])
@@ -61,7 +61,7 @@ def evaluate_node(node: Tree, rows: Rows) -> Value:
     Raises
     ------
     UnknownError
-        If the node, or its types, are not supported.
+        If the evaluator does not support the node or the types of its operands.
     ArrowInvalid
         If integers overflow.
     """
@@ -72,7 +72,7 @@ def evaluate_node(node: Tree, rows: Rows) -> Value:
 
 
 def _evaluate_operands(node: Tree, rows: Rows) -> list[Value]:
-    """Evaluate two operands, the second only for rows in which the first is not null."""
+    """Evaluate two operands. Evaluate the second operand only in rows in which the first is not null."""
     left = evaluate_node(node.parts[0], rows)
     if isinstance(left, pa.Scalar) or not left.null_count:
         return [left, evaluate_node(node.parts[1], rows)]
@@ -80,7 +80,7 @@ def _evaluate_operands(node: Tree, rows: Rows) -> list[Value]:
 
 
 def _evaluate_where(node: Tree, rows: Rows, mask: Mask) -> Value:
-    """Evaluate a node. If it can fail, evaluate only the rows of a mask; other rows are null."""
+    """Evaluate a node. If the node can fail, evaluate it only in the rows of `mask`; other rows get nulls."""
     if mask is None or not _can_fail(node, rows):
         return evaluate_node(node, rows)
     bits = to_column(mask, rows.table.num_rows).combine_chunks().to_numpy(zero_copy_only=False)
@@ -124,7 +124,7 @@ def _arithmetic(name: str) -> Callable[[Tree, Rows], Value]:
 def _divisor(node: Tree, rows: Rows) -> Value:
     value = evaluate_node(node.parts[1], rows)
     if not isinstance(value, pa.Scalar) or not value.is_valid or value.as_py() == 0:
-        raise UnknownError("it divides by what may be zero")
+        raise UnknownError("it divides by a value that may be zero")
     return value
 
 
@@ -208,7 +208,7 @@ def _in(node: Tree, rows: Rows) -> Value:
     if any(_can_fail(part, rows) for part in node.parts[1:]):
         kinds = {infer_type(part, rows.table.schema.remove_metadata())[0] for part in node.parts}
         if len(kinds) > 1 and not kinds <= set(INTEGERS):
-            raise UnknownError("it has a list of several types, of which one may fail")
+            raise UnknownError("it has a list of values of several types, and one value may fail")
         value_part, *list_parts = node.parts
         equal = (replace(node, kind="compare", value="=", parts=(value_part, other)) for other in list_parts)
         return _logic(replace(node, kind="or", parts=tuple(equal)), rows)
@@ -228,7 +228,7 @@ def _match(node: Tree, rows: Rows) -> Value:
 
 
 def _choose(conditions: list[Value], values: list[Value], rows: Rows) -> Value:
-    """Return, for each row, the value of the first true condition. The last value has no condition."""
+    """Return in each row the value of the first true condition, or else the last value."""
     *values, result = to_common_type(rows, *values)
     for condition, value in zip(reversed(conditions), reversed(values), strict=True):
         mask = to_column(condition, rows.table.num_rows) if isinstance(condition, pa.Scalar) else condition
@@ -237,7 +237,7 @@ def _choose(conditions: list[Value], values: list[Value], rows: Rows) -> Value:
 
 
 def _branches(conditions: list[Callable[[Mask], Value]], parts: list[Tree | None], rows: Rows) -> Value:
-    """Evaluate a choice; evaluate each part only for the rows that reach it."""
+    """Evaluate a ``CASE`` or ``IF``. Evaluate each condition and value only in the rows that reach it."""
     undecided: Mask = None
     masks: list[Value] = []
     values: list[Value] = []
@@ -269,14 +269,14 @@ def _case(node: Tree, rows: Rows) -> Value:
 
 def _if(node: Tree, rows: Rows) -> Value:
     if len(node.parts) != 3:
-        raise UnknownError("it is no IF of three")
+        raise UnknownError("it uses IF without exactly three arguments")
     when, yes, no = node.parts
     return _branches([lambda left: _evaluate_where(when, rows, left)], [yes, no], rows)
 
 
 def _coalesce(node: Tree, rows: Rows) -> Value:
     if not node.parts or (node.value != "coalesce" and len(node.parts) != 2):
-        raise UnknownError(f"it uses {node.value} of other arguments")
+        raise UnknownError(f"it uses {node.value} with another number of arguments")
     values = [evaluate_node(node.parts[0], rows)]
     undecided = pc.is_null(values[0])
     for part in node.parts[1:]:
@@ -309,7 +309,7 @@ def _call(node: Tree, rows: Rows) -> Value:
 
 
 def _function(name: str, *kinds: pa.DataType) -> Callable[[Tree, Rows], Value]:
-    """Return an evaluator that applies a pyarrow function to one argument of these types."""
+    """Return an evaluator that applies a pyarrow function to one argument, which must have one of `kinds`."""
 
     def compute(node: Tree, rows: Rows) -> Value:
         if len(node.parts) != 1:

@@ -1,4 +1,4 @@
-"""SQL expressions as text, with the columns that they read and whether they may be moved.
+"""SQL expressions as text, with the columns that they read and whether rules may move them.
 
 Expressions are Spark SQL. `penstock.sql.evaluate` runs them; this module only analyzes them. Rules
 combine, split and substitute expressions by editing the user's text.
@@ -41,11 +41,12 @@ class Expression:
     text : str
         Spark SQL, as written or as a rule composed it. Two expressions with equal text are equal.
     columns : tuple of str
-        Sorted names of the columns that the expression reads. A field of a struct is listed as the struct.
+        The sorted names of the columns that the expression reads. For a field of a struct, the name is the
+        struct column's name.
     deterministic : bool
         Whether the expression has the same value for the same row wherever it is evaluated, even after
-        columns are replaced by their definitions. Unknown functions are taken as nondeterministic, so they
-        are never moved, merged or evaluated elsewhere.
+        columns are replaced by their definitions. An expression with an unknown function counts as
+        nondeterministic, so rules never move or merge it.
     aggregate : bool
         Whether the expression contains an aggregate, such as ``sum(load)``.
     """
@@ -92,8 +93,8 @@ class Expression:
     def conjuncts(self) -> tuple[Expression, ...]:
         """Return the operands of the conjunction: ``a AND b`` has two.
 
-        Constants come first, because Spark folds them before execution and drops the other operands of a
-        ``FALSE``.
+        Constants come first, because Spark folds them before execution and drops the other operands if a
+        constant is ``FALSE``.
         """
         parts: list[Tree] = []
         waiting = [self.tree]
@@ -110,7 +111,7 @@ class Expression:
         return (self,) if len(parts) == 1 else tuple(map(self.slice, parts))
 
     def substitute(self, columns: Mapping[str, Expression]) -> Expression:
-        """Replace columns by expressions. Other columns stay."""
+        """Return the expression with some columns replaced by expressions. Other columns stay."""
         tree = self.tree
         edits: list[tuple[Tree, str]] = []
         for node in _columns(tree):
@@ -122,7 +123,7 @@ class Expression:
         return Expression.parse(edit(self.text, edits)) if edits else self
 
     def resolve(self, names: Iterable[str], **context: object) -> Expression:
-        """Spell columns as in `names`, ignoring case like Spark.
+        """Return the expression with its columns spelled as in `names`. Like Spark, ignore case.
 
         Raises
         ------
@@ -159,7 +160,7 @@ class Expression:
 
 
 def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
-    """Return the hint for an unknown name."""
+    """Return a hint that suggests the known name most similar to `name`, or lists the known names."""
     names = list(known)
     by_case = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), list(by_case), n=1)
@@ -185,7 +186,7 @@ _RESERVED: Final = frozenset(
     TABLE THEN TO TRAILING TRUE UNION UNIQUE UNKNOWN USER USING VALUES WHEN WHERE WITH WITHIN
     """.split()  # noqa: SIM905
 )
-"""Words that need backquotes as column names."""
+"""Words that can be column names only in backquotes."""
 
 
 def conjunction(parts: Iterable[Expression]) -> Expression:
@@ -203,7 +204,7 @@ def split_alias(text: str) -> tuple[str, Expression]:
     Raises
     ------
     InvalidUsageError
-        If the text is not an expression, or is not just a column and has no name.
+        If the text is not an expression, or if it is more than a column and has no name.
     """
     text = strip_comments(text).strip()
     tree, name = _parse_named(text)
@@ -240,7 +241,7 @@ def is_aggregate(node: Tree) -> bool:
 
 
 def _columns(tree: Tree, bound: frozenset[str] = frozenset()) -> Iterator[Tree]:
-    """Yield the column nodes, without lambda variables."""
+    """Yield the nodes that read a column; names that a lambda binds are not columns."""
     if tree.kind == "column":
         if tree.value.lower() not in bound:
             yield tree
@@ -252,7 +253,7 @@ def _columns(tree: Tree, bound: frozenset[str] = frozenset()) -> Iterator[Tree]:
 
 
 def _stars(tree: Tree) -> Iterator[Tree]:
-    """Yield the stars that mean all columns, which excludes ``count(*)``."""
+    """Yield the ``*`` nodes that stand for all columns. The star of ``count(*)`` does not."""
     if tree.kind == "star" and not tree.parts:
         yield tree
     elif not (tree.kind == "call" and tree.value == "count"):

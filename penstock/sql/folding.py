@@ -1,7 +1,8 @@
 """Detect expressions from which Spark's optimizer may remove a part that can fail.
 
 For Spark ``i + 1 > 0 AND FALSE`` is ``FALSE`` even if ``i + 1`` overflows, and a filter ``i + 1 > j``
-tests first whether ``j`` is null. Expressions that can fail are left to Spark except for a few shapes.
+tests first whether ``j`` is null. Spark evaluates all expressions that can fail, except the shapes that
+`may_shorten` lists.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def may_shorten(tree: Tree, typed: _Type) -> bool:
 
     - calculations with columns and numbers, and casts, ``abs`` and ``sqrt`` of these,
     - choices between calculations by conditions that cannot fail, and ``COALESCE`` of calculations,
-    - a ``NAMED_STRUCT`` of these that is the whole expression,
+    - a ``NAMED_STRUCT`` that is the whole expression and has such fields,
     - comparisons of a calculation with a number, if each part that can fail reads all columns of the
       comparison,
     - an ``AND`` that ends with such a comparison, if its other operands cannot fail and read none of the
@@ -37,7 +38,7 @@ def may_shorten(tree: Tree, typed: _Type) -> bool:
     tree : Tree
         The expression.
     typed : callable
-        Returns the type of a part, and whether the part can fail.
+        A function that returns the type of a part, and whether the part can fail.
     """
     if not typed(tree)[1]:
         return False
@@ -59,7 +60,7 @@ def _is_value(node: Tree, typed: _Type) -> bool:
     if not typed(node)[1]:
         return node.kind != "null"
     chooses = node.kind == "case" or (node.kind == "call" and node.value == "if")
-    if chooses and any(typed(part)[1] for part in _choices(node)):
+    if chooses and any(typed(part)[1] for part in _conditions(node)):
         return False
     if chooses or (node.kind == "call" and node.value in ("coalesce", "nvl", "ifnull")):
         return all(part.unnest().kind == "null" or _is_value(part, typed) for part in node.parts)
@@ -67,8 +68,8 @@ def _is_value(node: Tree, typed: _Type) -> bool:
     return calculates and all(_is_value(part, typed) for part in node.parts)
 
 
-def _choices(node: Tree) -> tuple[Tree, ...]:
-    """Return the conditions of a choice."""
+def _conditions(node: Tree) -> tuple[Tree, ...]:
+    """Return the parts of a ``CASE`` or ``IF`` that decide which value is chosen."""
     if node.kind == "call":
         return node.parts[:1]
     based, otherwise = node.value
@@ -77,7 +78,7 @@ def _choices(node: Tree) -> tuple[Tree, ...]:
 
 
 def _is_plain_comparison(node: Tree, typed: _Type) -> bool:
-    """Return whether a node compares a calculation with a number of no wider type."""
+    """Return whether a node compares a calculation with a number literal whose type is not wider."""
     left, right = sorted(node.parts, key=lambda part: not _columns(part))
     types = [typed(part)[0] for part in (left, right)]
     return (
@@ -99,7 +100,7 @@ def _conjuncts(node: Tree) -> Iterator[Tree]:
 
 
 def _columns(node: Tree) -> set[Hashable]:
-    """Return keys of the columns and fields that an expression reads."""
+    """Return a set key for each column and field that an expression reads."""
     return {_key(leaf) for leaf in node.walk() if leaf.kind in ("column", "field")}
 
 

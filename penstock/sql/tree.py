@@ -21,9 +21,9 @@ class Tree:
         ``between``, ``in``, ``match``, ``is``, ``case``, ``cast``, ``call``, ``lambda``, ``named``, ``row``,
         ``index``, ``collate``, ``current`` or ``paren``.
     start, stop : int
-        Position in the text.
+        The position of the expression in the text.
     value : object
-        A name, an operator, a literal as written, or another value that distinguishes nodes of a kind.
+        The name, the operator, the literal as written, or whatever else distinguishes nodes of one kind.
     parts : tuple of Tree
         The operands in text order.
     filter : Tree, optional
@@ -54,5 +54,5 @@ class Tree:
             waiting += reversed(node.children)
 
     def unnest(self) -> Tree:
-        """Return the node inside of all enclosing parentheses."""
+        """Return the node without the parentheses around it."""
         return self.parts[0].unnest() if self.kind == "paren" else self

@@ -48,18 +48,18 @@ class UnknownError(Exception):
 
 @dataclass(slots=True)
 class Rows:
-    """The rows on which an expression is evaluated, with flags set by the evaluation."""
+    """The rows on which an expression is evaluated, and flags that the evaluation sets."""
 
     table: pa.Table
     fails: bool = False
-    """Set if a computation could fail for other values."""
+    """Whether a calculation could fail for other values of the same types."""
     ansi: bool = False
-    """Set if a computed type differs outside of ANSI mode."""
+    """Whether Spark would compute another type outside of ANSI mode."""
 
     def column(self, name: str) -> Value:
         """Return a column of the table."""
         if name not in self.table.column_names:
-            raise UnknownError(f"it uses the column {name}, which is not there")
+            raise UnknownError(f"it uses the column {name}, which does not exist")
         return self.table[name]
 
 
@@ -184,7 +184,7 @@ def compare_values(rows: Rows, operator: str, left: Value, right: Value) -> Valu
     if operator == "=" and left.type == pa.string():
         for texts, constant in ((left, right), (right, left)):
             if isinstance(texts, pa.ChunkedArray) and isinstance(constant, pa.Scalar) and constant.is_valid:
-                return _are(texts, constant.as_py())
+                return _equal_text(texts, constant.as_py())
     if pa.types.is_null(left.type):
         left, right = left.cast(pa.int32()), right.cast(pa.int32())
     result = pc.call_function(_COMPARED[operator], [left, right])
@@ -203,7 +203,7 @@ def _as_comparable(rows: Rows, left: Value, right: Value) -> list[Value]:
     if not decimals or not are_exact([left.type, right.type]):
         return to_common_type(rows, left, right)
     if len(decimals) == 1 and isinstance(decimals[0], pa.Scalar):
-        # Integers that are equal as doubles give the same result when compared with a small number.
+        # Only integers of 2**53 and beyond change as doubles, and they stay on the same side of this number.
         number = decimals[0].as_py()
         if number is None:
             raise UnknownError("it compares whole numbers with a null decimal")
@@ -214,12 +214,12 @@ def _as_comparable(rows: Rows, left: Value, right: Value) -> list[Value]:
 
 
 def are_exact(kinds: list[pa.DataType]) -> bool:
-    """Return whether Spark compares all these values as decimals.
+    """Return whether Spark compares values of these types as decimals, without rounding.
 
     Raises
     ------
     UnknownError
-        If Spark's common type does not have all their digits.
+        If Spark's common decimal type has too few digits for all values.
     """
     if not any(map(pa.types.is_decimal, kinds)) or not all(
         kind in INTEGERS or pa.types.is_decimal128(kind) for kind in kinds
@@ -234,14 +234,14 @@ def are_exact(kinds: list[pa.DataType]) -> bool:
 
 _MAX_PRECISION: Final = 38
 _DECIMALS: Final = dict(zip(INTEGERS, (pa.decimal128(digits, 0) for digits in (3, 5, 10, 20)), strict=True))
-"""Spark's decimals for integers."""
+"""The decimal type to which Spark converts each integer type."""
 
 _COMPARED: Final = {"=": "equal", ">": "greater", ">=": "greater_equal"}
 
 
-def _are(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
-    """Compare texts with `text`, nulls included, in half of Arrow's time."""
-    # If there are no texts to compare, as when a plan is explained, the compiler is not loaded.
+def _equal_text(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
+    """Return whether each text equals `text`, in half of Arrow's time. The result of a null is null."""
+    # Imported here, because the import of kernels loads numba, and few expressions compare texts.
     from penstock.compression.arrow import offsets_and_bytes
     from penstock.compression.kernels.text import are_equal
 

@@ -19,7 +19,7 @@ from penstock.operators.scan.fragments import Fragmenter, merge_stretches
 from penstock.operators.scan.newest_per_key import Latest
 from penstock.operators.scan.selection import select_rows
 from penstock.operators.scan.spec import Scan
-from penstock.sql.comparisons import Interval, intervals_of, mask_of, union_intervals
+from penstock.sql.comparisons import Interval, intersect_intervals, intervals_of, mask_of
 from penstock.sql.evaluate import can_fail, evaluate, type_of
 from penstock.sql.expression import Expression
 
@@ -289,7 +289,7 @@ def _divide(
             evaluated.append(part)
         else:
             intervals += part_intervals
-    return tuple(evaluated), union_intervals(intervals)
+    return tuple(evaluated), intersect_intervals(intervals)
 
 
 def _find_true(part: Expression, rows: pa.Table) -> pa.Array[Any]:

@@ -1,7 +1,7 @@
 """Names of Spark's built-in functions: deterministic row functions, aggregates and generators.
 
-A function in none of the lists is unknown: it is a user's function, or belongs to a later Spark version. A
-test compares the lists with Spark's function catalog.
+A function that no list names is unknown: a user registered it, or a later version of Spark has it. A test
+compares the lists with Spark's function catalog.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ ROW_FUNCTIONS: Final = frozenset(
 """Row functions that always return the same value for the same arguments.
 
 Functions that name fields after their arguments, like ``struct``, are excluded: their result changes if a
-column is replaced by its definition. Functions that fail on purpose are excluded, too.
+column is replaced by its definition. Functions that fail on purpose, like ``raise_error``, are also
+excluded.
 """
 
 NEVER_BOOLEAN: Final = frozenset(
@@ -79,7 +80,7 @@ NEVER_BOOLEAN: Final = frozenset(
     unix_millis unix_seconds upper weekday weekofyear xxhash64 year
     """.split()  # noqa: SIM905
 )
-"""Functions whose result is no condition, whatever their arguments are."""
+"""Functions that never return a boolean, whatever their arguments are, and so cannot be conditions."""
 
 AGGREGATES: Final = frozenset(
     """

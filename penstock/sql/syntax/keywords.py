@@ -9,6 +9,7 @@ __all__ = ["BINARY", "BY_UNIT", "COMPARISONS", "CURRENT", "DATE_UNITS", "INFIX",
 COMPARISONS: Final = {"==": "=", "!=": "<>"} | {
     symbol: symbol for symbol in ("=", "<=>", "<>", "<", "<=", ">", ">=")
 }
+"""For each comparison operator, the spelling that trees use."""
 BINARY: Final = (
     frozenset({"|"}),
     frozenset({"^"}),
@@ -23,18 +24,22 @@ CURRENT: Final = frozenset(
     CURRENT_DATE CURRENT_TIME CURRENT_TIMESTAMP CURRENT_USER SESSION_USER USER
     """.split()  # noqa: SIM905
 )
+"""Functions that SQL calls without parentheses."""
 UNITS: Final = frozenset(
     """
     NANOSECOND NANOSECONDS MICROSECOND MICROSECONDS MILLISECOND MILLISECONDS SECOND SECONDS MINUTE MINUTES
     HOUR HOURS DAY DAYS WEEK WEEKS MONTH MONTHS YEAR YEARS
     """.split()  # noqa: SIM905
 )
+"""Units of an ``INTERVAL`` literal."""
 BY_UNIT: Final = frozenset(
     """
     TIMESTAMPADD DATEADD DATE_ADD TIMESTAMPDIFF DATEDIFF DATE_DIFF TIMEDIFF
     """.split()  # noqa: SIM905
 )
+"""Functions whose first argument may be a unit: ``DATEDIFF(DAY, a, b)``."""
 DATE_UNITS: Final = UNITS | {"QUARTER", "DAYOFYEAR"}
+"""Units that the functions of `BY_UNIT` accept."""
 SEPARATORS: Final = frozenset({"FROM", "FOR", "PLACING", "IN"})
 """Words that replace a comma: ``substring(s FROM 2 FOR 3)``, ``position(a IN b)``."""
 INFIX: Final = frozenset(
@@ -44,4 +49,4 @@ INFIX: Final = frozenset(
     JOIN ON USING CLUSTER DISTRIBUTE WINDOW PIVOT QUALIFY
     """.split()  # noqa: SIM905
 )
-"""Words that need ``AS`` to be the name of a select-list entry."""
+"""Words that can name an entry of a select list only after ``AS``."""

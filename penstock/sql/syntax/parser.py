@@ -2,7 +2,7 @@
 
 The grammar and precedence are Spark's with default settings: ``a = b IS NULL`` tests whether ``a = b`` is
 null, and ``! a = b`` is ``NOT (a = b)``. Trees are never converted to text: Spark gets the user's text, and
-rules compose new texts from pieces of it.
+rules compose new texts from pieces of the user's text.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class Parser(TokenCursor):
         return value if name is None else self._node("named", value.start, name, (value,))
 
     def alias(self) -> str | None:
-        """Return the name that follows an expression in a select list, if there is one."""
+        """Consume and return the name that follows an expression in a select list; None if there is none."""
         if self._took("AS"):
             return self._identifier()
         if self._next.kind == "quoted" or (self._next.kind == "word" and self._next.text not in INFIX):
@@ -306,7 +306,7 @@ class Parser(TokenCursor):
         return self._node("cast", word.start, (word.text, kind), (value,))
 
     def _type(self) -> str:
-        """Return the words of a type, without blanks."""
+        """Parse a type; return its tokens, joined without blanks."""
         tokens = [self._take()]
         if tokens[0].kind not in ("word", "quoted"):
             raise self._wrong()
@@ -379,7 +379,7 @@ class Parser(TokenCursor):
         return self._node("call", start, name, tuple(parts), filter=condition, modifiers=tuple(modifiers))
 
     def _arguments(self, name: str, parts: list[Tree]) -> list[str]:
-        """Read arguments up to the closing parenthesis; return modifiers among them."""
+        """Append a call's arguments to `parts`; return the modifiers among them, like ``IGNORE NULLS``."""
         word = name.upper()
         if (word in BY_UNIT and self._next.text in DATE_UNITS and self._peek().text == ",") or (
             word == "EXTRACT" and self._peek().text == "FROM"
@@ -429,7 +429,7 @@ class Parser(TokenCursor):
 
 
 def _function_name(value: Tree) -> str | None:
-    """Return the function name before the parenthesis of a call; None if there is none."""
+    """Return the function name that a column or field node spells; None for other nodes."""
     if value.kind == "column":
         return str(value.value).lower()
     if value.kind == "field":

@@ -1,4 +1,4 @@
-"""The tokens of Spark SQL with their positions."""
+"""Split Spark SQL into tokens with their positions."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Token(NamedTuple):
     Parameters
     ----------
     kind : str
-        ``string``, ``quoted`` (a name in backquotes), ``number``, ``word`` or ``symbol``; ``end`` after the
-        last token.
+        The kind of token: ``string``, ``quoted`` (a name in backquotes), ``number``, ``word`` or ``symbol``.
+        An ``end`` token follows the last token.
     text : str
-        The text as written; words and symbols in upper case.
+        The token as the user wrote it; words and symbols are in upper case.
     start, stop : int
-        Position in the text.
+        The token's position: it is ``text[start:stop]`` of the parsed text.
     """
 
     kind: str

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Fragments, Partial, Scan
-from penstock.sql.comparisons import intervals_of, mask_of, union_intervals
+from penstock.sql.comparisons import intersect_intervals, intervals_of, mask_of
 from penstock.sql.evaluate import evaluate
 from penstock.sql.expression import Expression
 from tests.long_tests import examples
@@ -82,7 +82,7 @@ def test_what_is_an_interval_lets_pass_what_evaluation_does(table: pa.Table, par
         return
     wanted = _evaluated(" AND ".join(part for part, _ in known), table)
     for intervals in (
-        union_intervals(some for _, one in known for some in one),
+        intersect_intervals(some for _, one in known for some in one),
         [o for _, one in known for o in one],
     ):
         mask = mask_of(intervals, table)
@@ -165,7 +165,7 @@ def test_the_ends_of_an_interval_are_of_the_columns_type(
 
 def test_conjuncts_of_one_column_are_one_interval() -> None:
     texts = ("f > 0.5", "f <= 2", "f <> 1", "i BETWEEN -3 AND 9", "4 > i")
-    found = union_intervals(
+    found = intersect_intervals(
         one for text in texts for one in intervals_of(Expression.parse(text), SCHEMA) or ()
     )
     assert [(one.column, one.inverted) for one in found] == [("f", False), ("i", False), ("f", True)]
