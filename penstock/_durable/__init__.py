@@ -1,8 +1,9 @@
 """The only module that makes files durable or deletes them.
 
-A file is published whole or not at all: written under a temporary name in the same directory, synced,
-linked under its final name (which must be new), and the directory synced. Only a file of `create` gets its
-name at once, and is whole and durable only after a sync of the file system. Files are private to the user.
+`publish` makes a file appear whole or not at all. It writes the file under a temporary name in the same
+directory, syncs the file, links it under its final name, which must be new, and syncs the directory. `create`
+writes under the final name at once, so its file is whole and durable only after a sync of the file system.
+Only the user who runs the process can read the files.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ def publish(
     Parameters
     ----------
     path : Path
-        The file.
+        The file to create.
     *content : bytes-like
-        The new content.
+        The pieces of the content.
     direct_io : bool
         Whether to write the file by direct I/O, which bypasses the page cache.
     sync : callable, optional
-        Syncs the file system in step 2, and so all other files as well; see `FileSystem`.
+        A function that replaces the sync of the file in step 2 by a sync of the whole file system; see
+        `FileSystem`.
 
     Raises
     ------
@@ -74,13 +76,13 @@ def publish(
         temporary.unlink()
         sync_directory(path.parent)
     except FileExistsError as error:
-        _forget(temporary)
+        _discard(temporary)
         raise ConflictError("the file exists already", file=path) from error
     except UnavailableError:
-        _forget(temporary)
+        _discard(temporary)
         raise
     except OSError as error:
-        _forget(temporary)
+        _discard(temporary)
         hint = _direct_io_hint(error, direct_io) or "check space and permissions"
         raise UnavailableError("cannot write state", file=path, reason=error.strerror, hint=hint) from error
     failpoint("state.after_publish")
@@ -89,7 +91,7 @@ def publish(
 def create(path: Path, *content: bytes | memoryview, direct_io: bool = False) -> None:
     """Create `path` without a sync. A crash may leave a part of the file.
 
-    No durable file may name `path` before a sync of the file system; see `FileSystem`.
+    Sync the file system before you write a durable file that refers to `path`; see `FileSystem`.
 
     Raises
     ------
@@ -103,7 +105,7 @@ def create(path: Path, *content: bytes | memoryview, direct_io: bool = False) ->
     except FileExistsError as error:
         raise ConflictError("the file exists already", file=path) from error
     except OSError as error:
-        _forget(path)
+        _discard(path)
         hint = _direct_io_hint(error, direct_io) or "check space and permissions"
         raise UnavailableError("cannot write state", file=path, reason=error.strerror, hint=hint) from error
 
@@ -138,13 +140,13 @@ def replace(path: Path, source: Path) -> None:
     source.rename(path)
 
 
-def _forget(path: Path) -> None:
+def _discard(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 
 
 def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) -> bytes | memoryview:
-    """Return the content of `path`, or at most `size` bytes of it from `at` on.
+    """Return the content of `path`, or at most `size` bytes from offset `at` on.
 
     With `direct_io` the read bypasses the page cache.
 
@@ -159,7 +161,7 @@ def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) ->
         if direct_io:
             return direct.read(path, at, size)
         with path.open("rb") as file:
-            # A damaged file may state any size: read at most the actual size, so that memory is bounded.
+            # `size` may come from a damaged file, so read at most the bytes that exist.
             available = max(os.fstat(file.fileno()).st_size - at, 0) if size >= 0 else size
             file.seek(at if available else 0)
             return file.read(min(size, available))
@@ -187,7 +189,7 @@ def delete_tree(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create `path` and its parents, private to the user, durably.
+    """Create `path` and its missing parents durably. Only the user can access the new directories.
 
     Raises
     ------

@@ -17,8 +17,9 @@ __all__ = ["AppendedFile"]
 class AppendedFile:
     """A new file, open for durable appends. One thread at a time uses it.
 
-    After an error, the file may end with a part of the last append. Zeros follow the appended bytes if the
-    file has room: then an append changes no size, so its sync does not wait for the file system's journal.
+    After an error, the file may end with a part of the last append. If `room_bytes` is given, zeros follow
+    the appended bytes. An append that overwrites zeros does not change the file's size, so its sync does not
+    wait for the file system's journal.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ class AppendedFile:
             raise
 
     def _write_zeros(self, count: int) -> None:
-        """Fill the file from its begin, and leave as many bytes of the disk to other appends."""
+        """Write `count` zeros at the file's start, unless this leaves less than `count` bytes on the disk."""
         free = os.fstatvfs(self._descriptor)
         if free.f_bavail * free.f_frsize < 2 * count:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -78,7 +79,7 @@ class AppendedFile:
         os.lseek(self._descriptor, 0, os.SEEK_SET)
 
     def append(self, *content: bytes | memoryview) -> None:
-        """Write `content` after what was appended before, durably.
+        """Append `content` durably.
 
         Raises
         ------
@@ -97,7 +98,7 @@ class AppendedFile:
 
     @property
     def is_linked(self) -> bool:
-        """Whether the file still has a name."""
+        """Whether the file still has a name, so that nobody has deleted it."""
         return os.fstat(self._descriptor).st_nlink > 0
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Files that bypass the page cache: direct I/O with a process's memory (``O_DIRECT`` of Linux).
+"""Read and write files by direct I/O (``O_DIRECT`` of Linux), which bypasses the page cache.
 
 According to open(2), a process must not fork while another of its threads reads in this way.
 """
@@ -16,10 +16,10 @@ from typing import Any
 __all__ = ["open_file", "read", "write", "write_all"]
 
 _ALIGNED = 4096
-"""The alignment of buffers and of file offsets. The system refuses disks with larger blocks."""
-_AT_ONCE = 4 << 20
+"""The alignment of buffers and file offsets, in bytes. It is too small for disks with larger blocks."""
+_BUFFER_BYTES = 4 << 20
 
-_of_thread = threading.local()
+_thread_local = threading.local()
 
 
 def open_file(path: Path, flags: int, mode: int = 0o600) -> int:
@@ -58,10 +58,10 @@ def write(descriptor: int, content: Iterable[memoryview]) -> None:
         size += len(piece)
         at = 0
         while at < len(piece):
-            count = min(len(piece) - at, _AT_ONCE - filled)
+            count = min(len(piece) - at, _BUFFER_BYTES - filled)
             buffer[filled : filled + count] = piece[at : at + count]
             at, filled = at + count, filled + count
-            if filled == _AT_ONCE:
+            if filled == _BUFFER_BYTES:
                 write_all(descriptor, buffer)
                 filled = 0
     if filled:
@@ -72,23 +72,23 @@ def write(descriptor: int, content: Iterable[memoryview]) -> None:
 
 
 def _buffer() -> memoryview[Any]:
-    """Return this thread's buffer."""
-    if not hasattr(_of_thread, "buffer"):
-        _of_thread.buffer = memoryview(mmap.mmap(-1, _AT_ONCE))
-    buffer: memoryview[Any] = _of_thread.buffer
+    """Return the write buffer of this thread."""
+    if not hasattr(_thread_local, "buffer"):
+        _thread_local.buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES))
+    buffer: memoryview[Any] = _thread_local.buffer
     return buffer
 
 
 def _forget_buffer() -> None:
-    """Give a forked process its own buffer, because the parent's buffer is shared."""
-    _of_thread.__dict__.clear()
+    """Drop the buffer in a forked process, because the parent process writes to the same memory."""
+    _thread_local.__dict__.clear()
 
 
 os.register_at_fork(after_in_child=_forget_buffer)
 
 
 def read(path: Path, at: int, size: int) -> memoryview[Any]:
-    """Return at most `size` bytes of a file from `at` on; all bytes if `size` is negative.
+    """Return at most `size` bytes of a file from offset `at` on; all bytes if `size` is negative.
 
     Raises
     ------

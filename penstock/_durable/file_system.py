@@ -1,4 +1,4 @@
-"""A file system of this machine whose writes become durable together."""
+"""Make all writes to a file system durable by one sync."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from penstock.errors import UnavailableError
 __all__ = ["FileSystem"]
 
 _KINDS = {"ext4", "xfs", "f2fs"}
-"""On others, a sync may leave writes in a cache, as on FUSE, or not report failed writes, as on overlayfs."""
+"""File systems that sync completely. FUSE may leave writes in a cache; overlayfs may not report failures."""
 _REPORTS_ERRORS = (5, 8)
 """Since this version of Linux, `syncfs` reports that earlier writes have failed."""
 
 
 class FileSystem:
-    """The file system of a directory. It stays open, so each sync reports all failed writes since the last.
+    """The file system of a directory.
+
+    The directory stays open, so each sync reports all writes that have failed since the sync before.
 
     Parameters
     ----------
@@ -66,7 +68,7 @@ class FileSystem:
         Raises
         ------
         UnavailableError
-            If the file system refuses, or has failed to write since the last sync.
+            If the file system refuses, or if a write has failed since the last sync.
         """
         try:
             _durable.sync_descriptor(self._descriptor)

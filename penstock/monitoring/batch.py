@@ -1,4 +1,4 @@
-"""The metrics of one operator in one micro-batch, with the micro-batch's own metrics."""
+"""The metrics of one operator in one micro-batch, together with the metrics of that micro-batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OperatorBatch:
     query_id : str
         The query's id, which stays the same for all starts with a checkpoint.
     batch_id : int
-        The micro-batch.
+        The micro-batch's number.
     timestamp : str
         The start of the micro-batch, in ISO 8601.
     operator : str
@@ -30,9 +30,9 @@ class OperatorBatch:
     batch_ms : int
         Time from the micro-batch's trigger to its commit.
     bad_records : int
-        Records of a pipeline's sources that could not be read.
+        The number of records of the pipeline's sources that could not be read.
     spark_ms : mapping of str to int
-        Spark's time by phase of the micro-batch, such as ``addBatch`` and ``walCommit``.
+        The time that Spark spent in each phase of the micro-batch, such as ``addBatch`` and ``walCommit``.
     metrics : BatchMetrics
         The operator's metrics.
     """
@@ -48,7 +48,7 @@ class OperatorBatch:
     metrics: BatchMetrics = field(default_factory=BatchMetrics)
 
     def entry(self) -> dict[str, Any]:
-        """Return the entry of `penstock.metrics`, which is also a line of a metrics file."""
+        """Return the metrics as an entry of `penstock.metrics`, which is also the form of a metrics file."""
         return {
             "query": self.query,
             "query_id": self.query_id,

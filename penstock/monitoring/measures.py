@@ -1,4 +1,4 @@
-"""The table of measures for Prometheus and OpenTelemetry."""
+"""The measures that the exporters for Prometheus and OpenTelemetry publish."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from penstock.operators.scheduling.staleness import Staleness
 __all__ = ["BOUNDS_S", "DISTRIBUTIONS", "MEASURES", "DistributionMeasure", "Measure", "labels_of"]
 
 Reading: TypeAlias = Iterator[tuple[tuple[str, ...], float]]
+"""The readings of a measure in one micro-batch: values of the measure's own labels, and a number."""
 
 BOUNDS_S: Final = tuple(
     float(f"{step}e{exponent}") for exponent in range(-3, 4) for step in (1, 2.5, 5)
@@ -30,7 +31,7 @@ def labels_of(batch: OperatorBatch) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One measure.
+    """A number that each exporter publishes for each operator.
 
     Parameters
     ----------
@@ -38,15 +39,15 @@ class Measure:
         The name for OpenTelemetry. The name for Prometheus has underscores for dots, and the unit as a
         suffix.
     kind : str
-        ``counter``, whose readings are added up, or ``gauge``, whose newest reading is used.
+        ``counter`` if readings are added up; ``gauge`` if only the newest reading counts.
     text : str
-        The description.
+        The description for users.
     read : callable
-        Returns the readings of one micro-batch: values of `labels`, and a number.
+        A function that returns the readings of one micro-batch: values of `labels`, and a number.
     unit : str
-        Empty, ``s`` or ``By``.
+        The unit: ``s`` (seconds), ``By`` (bytes) or empty.
     labels : tuple of str
-        The labels in addition to query and operator.
+        The names of the labels in addition to ``query`` and ``operator``.
     """
 
     name: str
@@ -59,14 +60,14 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class DistributionMeasure:
-    """A measure that is a histogram over time and keys, in seconds.
+    """A histogram of staleness, in seconds, that each exporter publishes for each operator.
 
     Parameters
     ----------
     name, text : str
         See `Measure`.
     read : callable
-        Returns the staleness of one micro-batch by class of keys.
+        A function that returns the staleness of one micro-batch for each class of keys.
     """
 
     name: str

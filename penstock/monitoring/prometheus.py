@@ -53,7 +53,7 @@ class PrometheusExporter:
         for distribution in DISTRIBUTIONS:
             counts = self._counts[distribution.name]
             for kind, staleness in distribution.read(batch):
-                # The area under the staleness, the whole time, and the time up to each bound.
+                # The integral of staleness over time, the whole time, and the time below each bound.
                 new = [staleness.area / 1e12, staleness.key_time / 1e6]
                 new += [time / 1e6 for time in staleness.key_time_below_us([1e6 * s for s in BOUNDS_S])]
                 old = counts.get((*own, kind), [0.0] * len(new))
@@ -92,7 +92,7 @@ def _name(name: str) -> str:
 
 
 class PrometheusServer:
-    """An HTTP server that Prometheus scrapes, with its own exporter, until `close`.
+    """An HTTP server with an exporter of its own, which Prometheus scrapes until `close`.
 
     Parameters
     ----------

@@ -22,21 +22,23 @@ class Columns:
     Parameters
     ----------
     schema : pyarrow.Schema
-        The columns.
+        The names and types of all columns.
     key : tuple of str
         The columns that identify a row.
     time : str
-        The column whose greatest value is the newest.
+        The column that orders the versions of a row: the greatest value is the newest.
     deletes : bool
         Whether rows can be deleted. If so, the store remembers when a key was deleted, so that an older
         update does not bring the key back.
     forget_after : datetime.timedelta or int, optional
-        The age at which the store forgets a deletion; if the time is a number, a number in the same unit.
+        The age at which the store forgets a deletion. If the column `time` holds numbers, the age is a number
+        in the same unit.
 
     Raises
     ------
     InvalidUsageError
-        If a column is unknown, there is no order for the type of the time, or the age does not fit it.
+        If a column is unknown, if the type of the column `time` has no order, or if `forget_after` does not
+        fit that type.
     """
 
     schema: pa.Schema
@@ -67,14 +69,14 @@ class Columns:
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
         if self.forget_after is not None and is_number is isinstance(self.forget_after, timedelta):
             raise InvalidUsageError(
-                "the age of deletions to forget does not fit the time",
+                "the age of deletions to forget does not fit the type of the time",
                 column=self.time,
                 type=kind,
                 hint="write a number, in the unit of the time" if is_number else "write it as '30 days'",
             )
 
     def oldest_deletion(self, changes: pa.Table) -> Any:
-        """Return the time up to which the store forgets deletions after a batch; None if it forgets none."""
+        """Return the time before which the store forgets deletions after a batch; None if it forgets none."""
         if self.forget_after is None or not self.deletes:
             return None
         return pc.max(changes[self.time]).as_py() - self.forget_after
@@ -96,12 +98,12 @@ class UpsertTarget(ABC):
     """
 
     name: str
-    """The store and the table, for messages, without secrets."""
+    """The names of the store and the table for messages, without secrets."""
     transient: tuple[type[Exception], ...]
-    """The classes of errors that show that a store does not answer now."""
+    """The classes of errors that a store raises while it is unavailable."""
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether an error disappears when the store answers again."""
+        """Return whether the caller should retry, because the store is only temporarily unavailable."""
         return isinstance(error, self.transient)
 
     @abstractmethod
@@ -121,7 +123,7 @@ class UpsertTarget(ABC):
         Parameters
         ----------
         changes : pyarrow.Table
-            One row for each key, with the columns, and `DELETED` if rows can be deleted.
+            One row for each key, with all columns, and the column `DELETED` if rows can be deleted.
         """
 
     @abstractmethod

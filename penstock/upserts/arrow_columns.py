@@ -1,4 +1,4 @@
-"""Check the columns of tables whose stores return schemas as Arrow."""
+"""Check the columns of tables whose stores describe them by an Arrow schema."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SAME: Final = {
 }
 
 
-def check_columns(name: str, there: pa.Schema, rows: pa.Schema) -> None:
+def check_columns(name: str, existing: pa.Schema, rows: pa.Schema) -> None:
     """Check that a table has the columns of rows, with types that hold their values.
 
     Parameters
     ----------
     name : str
-        The table, for messages.
-    there : pyarrow.Schema
-        The columns.
+        The table's name for messages.
+    existing : pyarrow.Schema
+        The columns of the table.
     rows : pyarrow.Schema
         The columns of the rows.
 
@@ -35,16 +35,16 @@ def check_columns(name: str, there: pa.Schema, rows: pa.Schema) -> None:
     InvalidUsageError
         If a column is missing, or has another type.
     """
-    missing = [field.name for field in rows if field.name not in there.names]
+    missing = [field.name for field in rows if field.name not in existing.names]
     if missing:
         raise InvalidUsageError(
             "the table lacks columns of the rows",
             table=name,
             missing=", ".join(missing),
-            known=", ".join(there.names),
+            known=", ".join(existing.names),
         )
     for field in rows:
-        known = there.field(field.name).type
+        known = existing.field(field.name).type
         if not _holds(known, field.type):
             raise InvalidUsageError(
                 "a column of the table has another type",
@@ -52,7 +52,7 @@ def check_columns(name: str, there: pa.Schema, rows: pa.Schema) -> None:
                 column=field.name,
                 type=known,
                 rows=field.type,
-                hint="cast the column of the rows, or change that of the table",
+                hint="cast the column of the rows, or change the column of the table",
             )
 
 
@@ -71,7 +71,7 @@ def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
             types.is_decimal(wide) and wide.scale == narrow.scale and wide.precision >= narrow.precision
         )
     if types.is_nested(narrow):
-        # The names of their parts differ between stores.
+        # Stores name the items of a list differently, so only the types are compared.
         parts = [[kind.field(i).type for i in range(kind.num_fields)] for kind in (wide, narrow)]
         return type(wide) is type(narrow) and len(parts[0]) == len(parts[1]) and all(map(_holds, *parts))
     return bool(wide == narrow)

@@ -13,11 +13,11 @@ from penstock.errors import InvalidUsageError
 __all__ = ["DELETED", "newest_changes"]
 
 DELETED: Final = "penstock_deleted"
-"""The flag of rows that delete their key."""
+"""The boolean column that is true in rows that delete their key."""
 
 
 def newest_changes(table: pa.Table, key: tuple[str, ...], time: str) -> pa.Table:
-    """Return the newest row of each key; for equal times the last row.
+    """Return the newest row of each key. Of rows with equal times, return the row that arrived last.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def newest_changes(table: pa.Table, key: tuple[str, ...], time: str) -> pa.Table
     key : tuple of str
         The columns of the key.
     time : str
-        The column whose greatest value is the newest.
+        The column that orders the rows of a key: the greatest value is the newest.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def newest_changes(table: pa.Table, key: tuple[str, ...], time: str) -> pa.Table
 
 
 def _differ(order: pa.Table, names: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return for each row but the last whether the next row has another key."""
+    """Return for each row except the last whether the next row has another key."""
     mask = np.zeros(order.num_rows - 1, bool)
     for name in names:
         column = order[name].combine_chunks()

@@ -16,17 +16,17 @@ __all__ = ["DeltaTarget"]
 
 
 class DeltaTarget(UpsertTarget):
-    """A table of Delta Lake; a batch is one merge, which is one version of the table.
+    """A table of Delta Lake. Each batch is one merge, and makes one version of the table.
 
-    With deletes, a deleted key keeps its row with the column ``penstock_deleted`` true, so that an older
-    update does not bring it back. Readers filter such rows.
+    If rows can be deleted, a deleted key keeps its row, with the column ``penstock_deleted`` set to true. So
+    an older update does not bring the key back. Readers must filter these rows.
 
     Parameters
     ----------
     path : str
         The table's directory or URI.
     columns : Columns
-        The columns.
+        The table's columns and their roles.
     """
 
     def __init__(self, path: str, columns: Columns) -> None:
@@ -48,8 +48,8 @@ class DeltaTarget(UpsertTarget):
                     "there is no such table", table=self.name, hint="make it, or set create to true"
                 )
             DeltaTable.create(self.name, self._schema)
-        there = pa.schema(DeltaTable(self.name).schema().to_arrow())
-        check_columns(self.name, there, self._schema)
+        existing = pa.schema(DeltaTable(self.name).schema().to_arrow())
+        check_columns(self.name, existing, self._schema)
 
     def write(self, changes: pa.Table) -> None:
         """Merge a batch; see `UpsertTarget.write`."""

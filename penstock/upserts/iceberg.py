@@ -22,25 +22,25 @@ _OLD: Final = "penstock_old_row"
 
 
 class IcebergTable(UpsertTarget):
-    """A table of Iceberg; a batch is one commit, which is one snapshot.
+    """A table of Iceberg. Each batch is one commit, and makes one snapshot of the table.
 
     A commit replaces the data files that hold rows of the batch's keys by files with the new rows and the
     other old rows (copy on write). Files whose statistics exclude the keys are not read. If another writer
-    commits first, the commit fails, and the batch is written again over the new snapshot.
+    commits first, the commit fails, and the caller writes the batch again on the new snapshot.
 
-    With deletes, a deleted key keeps its row with the column ``penstock_deleted`` true, so that an older
-    update does not bring it back. Readers filter such rows.
+    If rows can be deleted, a deleted key keeps its row, with the column ``penstock_deleted`` set to true. So
+    an older update does not bring the key back. Readers must filter these rows.
 
     Parameters
     ----------
     catalog : str
         The name of the catalog in pyiceberg's configuration.
     properties : dict of str to str
-        Properties of the catalog, which take precedence over configured properties.
+        Properties of the catalog. They take precedence over configured properties.
     table : str
-        The table, as ``namespace.table``.
+        The table's name, as ``namespace.table``.
     columns : Columns
-        The columns.
+        The table's columns and their roles.
     """
 
     def __init__(self, catalog: str, properties: dict[str, str], table: str, columns: Columns) -> None:
@@ -83,8 +83,8 @@ class IcebergTable(UpsertTarget):
             with suppress(TableAlreadyExistsError):
                 self._create()
             table = self._catalog.load_table(self._table)
-        there = table.schema().as_arrow()
-        check_columns(self.name, there, self._schema)
+        existing = table.schema().as_arrow()
+        check_columns(self.name, existing, self._schema)
         marked = {table.schema().find_column_name(number) for number in table.schema().identifier_field_ids}
         if marked and marked != {*self._columns.key}:
             raise InvalidUsageError(
@@ -106,7 +106,7 @@ class IcebergTable(UpsertTarget):
             self._catalog.create_namespace_if_not_exists(namespace)
         table = self._catalog.create_table(self._table, self._schema)
         kinds = (self._schema.field(name).type for name in self._columns.key)
-        if not any(pa.types.is_floating(kind) for kind in kinds):  # Iceberg has no such identifiers
+        if not any(pa.types.is_floating(kind) for kind in kinds):  # a float cannot be an identifier field
             with table.update_schema() as update:
                 update.set_identifier_fields(*self._columns.key)
 
@@ -155,7 +155,7 @@ class IcebergTable(UpsertTarget):
                 commit.append_data_file(file)
 
     def _is_forgotten(self, oldest: Any) -> Any:
-        """Return the condition for files that may hold deletions from before a time."""
+        """Return a scan filter for the files that may hold deletions older than `oldest`."""
         from pyiceberg.expressions import And, EqualTo, LessThan, Reference
         from pyiceberg.expressions.literals import literal
 
@@ -165,7 +165,7 @@ class IcebergTable(UpsertTarget):
         )
 
     def _match(self, old: pa.Table, new: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the rows of two tables that have the same keys, pair by pair."""
+        """Return the row numbers in `old` and in `new` of each pair of rows with the same key."""
         keys = list(self._columns.key)
         sides = [
             table.select(keys).append_column(name, pa.array(np.arange(table.num_rows)))
@@ -181,7 +181,7 @@ class IcebergTable(UpsertTarget):
         old_rows: npt.NDArray[np.int64],
         new_rows: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """Return the new rows; columns that the changes do not have keep the old rows' values."""
+        """Return the new rows; copy the columns that changes lack from the old rows that they replace."""
         for place, field in enumerate(new.schema):
             if field.name not in self._schema.names:
                 both = pa.chunked_array([*new[field.name].chunks, *old[field.name].chunks], field.type)
@@ -198,7 +198,7 @@ class IcebergTable(UpsertTarget):
 
 
 def _as_table(changes: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return changes with all columns of the table, in its types; missing columns are null."""
+    """Return changes with all columns of the table, in the table's types; missing columns are null."""
     columns = [
         changes[field.name].cast(field.type)
         if field.name in changes.column_names
@@ -214,7 +214,7 @@ def _numbers(table: pa.Table, name: str) -> npt.NDArray[Any]:
 
 
 def _range_of(new: pa.Table, key: str) -> Any:
-    """Return the condition for files that may hold a key; always true if statistics do not help."""
+    """Return a scan filter for files that may hold a key; always true if statistics do not help."""
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual, Reference
     from pyiceberg.expressions.literals import literal
 

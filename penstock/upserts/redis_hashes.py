@@ -1,4 +1,4 @@
-"""Hashes of Redis, one for each key."""
+"""Keep the rows of a table in hashes of Redis, one hash for each key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.upserts.changes import DELETED
 __all__ = ["RedisHashes"]
 
 _TIME: Final = "_time"
-"""The field that holds a row's time as text that sorts as the time does."""
+"""The field that holds the row's time, as a text whose order is the order of time."""
 _CALL_ROWS: Final = 5_000
 """The rows per call of the script, which blocks the server while it runs."""
 
@@ -50,25 +50,30 @@ for row = 1, #KEYS do
 end
 return written
 """
+"""Write rows, unless the stored row of a key is newer.
+
+The arguments are the names of the fields in JSON, the seconds until a deletion expires (0: never), and for
+each row its time, ``1`` if it is deleted, and its values. A value is ``+`` and a text; null is an empty text.
+"""
 
 
 class RedisHashes(UpsertTarget):
-    """Hashes named ``PREFIX:KEY``, whose fields are the columns as text; null columns have no field.
+    """Hashes named ``PREFIX:KEY``. Their fields are the columns as text; a null value has no field.
 
-    Each hash also has the field ``_time``. A deleted row leaves a hash with that field and ``_deleted``, so
-    that an older update does not bring it back; the hash expires after `Columns.forget_after`, by Redis's
-    clock.
+    Each hash also has the field ``_time``. A deleted row leaves a hash with only the fields ``_time`` and
+    ``_deleted``, so that an older update does not bring the row back. This hash expires after
+    `Columns.forget_after`, by Redis's clock.
 
     Parameters
     ----------
     uri : SplitResult
-        ``redis://HOST:PORT/NUMBER``.
+        The address: ``redis://HOST:PORT/NUMBER``.
     name : str
-        The server, for messages.
+        The server's name for messages.
     prefix : str
-        The prefix of the names.
+        The prefix of the hashes' names.
     columns : Columns
-        The columns.
+        The table's columns and their roles.
     """
 
     def __init__(self, uri: SplitResult, name: str, prefix: str, columns: Columns) -> None:
@@ -82,7 +87,7 @@ class RedisHashes(UpsertTarget):
         age = columns.forget_after
         if isinstance(age, int):
             raise InvalidUsageError(
-                "Redis forgets deletions by its clock, so their age is no number",
+                "Redis forgets deletions by its clock, so their age must be a duration",
                 table=self.name,
                 hint="let the time be a timestamp, and write the age as '30 days'",
             )
@@ -137,14 +142,14 @@ class RedisHashes(UpsertTarget):
 
 
 def _keys(prefix: str, names: list[list[str | None]]) -> list[str]:
-    r"""Return the names of hashes; in a key of several columns, a ``\`` escapes ``:`` and ``\``."""
+    r"""Return the names of hashes. In a key of several columns, a ``\`` escapes ``:`` and ``\``."""
     if len(names) > 1:
         names = [[str(name).replace("\\", "\\\\").replace(":", "\\:") for name in column] for column in names]
     return [":".join((prefix, *map(str, parts))) for parts in zip(*names, strict=True)]
 
 
 def _texts(table: pa.Table) -> list[list[str | None]]:
-    """Return columns as text; bytes as hexadecimal digits."""
+    """Return the values of each column as text; bytes become hexadecimal digits."""
     return [
         [None if value is None else value.hex() for value in column.to_pylist()]
         if pa.types.is_binary(column.type)
@@ -154,13 +159,13 @@ def _texts(table: pa.Table) -> list[list[str | None]]:
 
 
 def _sortable(times: pa.ChunkedArray[Any]) -> list[str]:
-    """Return times as 20 digits that sort as the times do."""
+    """Return times as texts of 20 digits whose order is the order of the times."""
     column = times.combine_chunks()
     if pa.types.is_date32(column.type):
         column = column.cast(pa.int32())
     if pa.types.is_floating(column.type):
         bits = column.cast(pa.float64()).to_numpy().view(np.int64)
-        # As a negative float rises, its bits fall.
+        # Taken as integers, the bits of negative floats are in reverse order.
         numbers = np.where(bits < 0, ~bits, bits | np.int64(-(2**63))).view(np.uint64)
     else:
         numbers = column.cast(pa.int64()).to_numpy().view(np.uint64) ^ np.uint64(2**63)

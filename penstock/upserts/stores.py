@@ -1,4 +1,4 @@
-"""The stores that take upserts, by the scheme of their address."""
+"""Choose the store for upserts by the scheme of its address."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SECRETS: Final = ("token", "credential", "s3.secret-access-key", "s3.session-to
 
 
 def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
-    """Return the table at an address; nothing is opened yet.
+    """Return the table at an address. Nothing is opened yet.
 
     Parameters
     ----------
@@ -47,9 +47,10 @@ def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
         ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST``, ``delta:///DIRECTORY`` or
         ``iceberg://CATALOG?PROPERTY=VALUE&...``.
     table : str or None
-        The table, optionally with its schema; the prefix of keys in Redis; None for Delta Lake.
+        The table's name, optionally with its schema and a dot before it. For Redis, it is the prefix of keys;
+        for Delta Lake, None.
     columns : Columns
-        The columns.
+        The table's columns and their roles.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
 
 
 def check_address(to: str, table: str | None) -> SplitResult:
-    """Check the address of a store and what an upsert to it needs, without opening it; return its parts.
+    """Check an address, and all that an upsert needs before it opens the store; return the address's parts.
 
     Raises
     ------
@@ -105,7 +106,7 @@ def check_address(to: str, table: str | None) -> SplitResult:
         need_extra(extra, f"an upsert to {uri.scheme}")
     if (uri.scheme == "delta") != (table is None):
         raise InvalidUsageError(
-            "an upsert to Delta Lake has no table beside its address"
+            "an upsert to Delta Lake takes no table in addition to its address"
             if table is not None
             else "an upsert needs a table",
             to=uri.scheme,

@@ -19,11 +19,11 @@ class DuckTable(SqlTable):
     Parameters
     ----------
     path : str
-        The file.
+        The database file.
     table : str
-        The table, optionally with its schema.
+        The table's name, optionally with its schema and a dot before it.
     columns : Columns
-        The columns.
+        The table's columns and their roles.
     """
 
     TYPES = {

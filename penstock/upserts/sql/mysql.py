@@ -19,18 +19,18 @@ _REFUSALS: Final = (1044, 1045, 1049, 1142)
 
 
 class MysqlTable(SqlTable):
-    """A table of MariaDB or MySQL; times with a zone are in UTC.
+    """A table of MariaDB or MySQL. The table holds times with a zone in UTC.
 
     Parameters
     ----------
     uri : SplitResult
-        ``mysql://USER:PASSWORD@HOST:PORT/DATABASE``.
+        The address: ``mysql://USER:PASSWORD@HOST:PORT/DATABASE``.
     name : str
-        The database, for messages.
+        The database's name for messages.
     table : str
-        The table, optionally with its database.
+        The table's name, optionally with its database and a dot before it.
     columns : Columns
-        The columns.
+        The table's columns and their roles.
     """
 
     QUOTE = "`"
@@ -59,7 +59,7 @@ class MysqlTable(SqlTable):
         super().__init__(name, table, columns)
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether the server is unavailable; a refused user raises the same class of error."""
+        """Return whether the server is unavailable. Only the error number tells this from a refused user."""
         return super().is_transient(error) and (error.args or (0,))[0] not in _REFUSALS
 
     def _connect(self) -> Any:
@@ -89,7 +89,7 @@ class MysqlTable(SqlTable):
         return super()._holds(known, "TINYINT" if wanted == "BOOLEAN" else wanted)
 
     def _check_key(self) -> None:
-        """Check that the key is the only unique index: an insert updates the row of any unique index."""
+        """Check that the key is the only unique index: a match in any unique index updates a row."""
         database, _, name = self._table.rpartition(".")
         rows = self._fetch(
             "SELECT index_name, column_name FROM information_schema.statistics WHERE non_unique = 0 "
@@ -100,7 +100,7 @@ class MysqlTable(SqlTable):
         for index, column in rows:
             indexes.setdefault(index, set()).add(column)
         if list(indexes.values()) != [set(self._columns.key)]:
-            raise self._wrong_key("the table has another key, or several")
+            raise self._wrong_key("the table has another unique index")
 
     def _drop_stage(self) -> None:
         self._execute(f"DROP TEMPORARY TABLE IF EXISTS {STAGE}")
@@ -119,7 +119,7 @@ class MysqlTable(SqlTable):
         cursor.executemany(f"INSERT INTO {STAGE} VALUES ({marks})", rows_of(changes, converters))
 
     def _conflict(self, names: Sequence[str], time: str, table: str) -> str:
-        # The assignments run from left to right and compare times, so the time is assigned last.
+        # Assignments run from left to right. All compare the stored time, so the time is assigned last.
         others = [name for name in map(self.quote, names) if name != time]
         newer = f"VALUES({time}) >= {table}.{time}"
         sets = [f"{name} = IF({newer}, VALUES({name}), {table}.{name})" for name in others]

@@ -1,4 +1,4 @@
-"""Tables of PostgreSQL, through ADBC: Arrow goes into a temporary table by COPY."""
+"""Tables of PostgreSQL. ADBC copies Arrow data into a temporary table by COPY."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class PostgresTable(SqlTable):
     uri : str
         The connection string for libpq.
     name : str
-        The database, for messages.
+        The database's name for messages.
     table : str
-        The table, optionally with its schema.
+        The table's name, optionally with its schema and a dot before it.
     columns : Columns
-        The columns.
+        The table's columns and their roles.
     """
 
     def __init__(self, uri: str, name: str, table: str, columns: Columns) -> None:
@@ -70,15 +70,15 @@ class PostgresTable(SqlTable):
         empty = f"SELECT {listed}{flag} FROM {self._quoted(self._table)} LIMIT 0"
         self._execute(f"CREATE TEMPORARY TABLE {STAGE} AS {empty}")
         with self.connection.cursor() as cursor:
-            cursor.adbc_ingest(STAGE, _plain(changes), mode="append", temporary=True)
+            cursor.adbc_ingest(STAGE, _widen_bytes(changes), mode="append", temporary=True)
 
     def _merge(self) -> None:
         self._execute(f"ANALYZE {STAGE}")
         super()._merge()
 
 
-def _plain(changes: pa.Table) -> pa.Table:
-    """Return rows in types that COPY takes: one-byte integers are PostgreSQL's smallint."""
+def _widen_bytes(changes: pa.Table) -> pa.Table:
+    """Convert one-byte integers to two bytes, because PostgreSQL has no type for one byte."""
     for place, field in enumerate(changes.schema):
         if pa.types.is_int8(field.type):
             wider = changes[field.name].cast(pa.int16())

@@ -22,11 +22,11 @@ class SqliteTable(SqlTable):
     Parameters
     ----------
     path : str
-        The file.
+        The database file.
     table : str
-        The table.
+        The table's name.
     columns : Columns
-        The columns.
+        The table's columns and their roles.
     """
 
     TYPES = {
@@ -45,7 +45,7 @@ class SqliteTable(SqlTable):
         super().__init__(path, table, columns)
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether another program locks the file; a wrong statement raises the same class of error."""
+        """Return whether another program locks the file. A wrong statement raises the same class of error."""
         return super().is_transient(error) and getattr(error, "sqlite_errorcode", None) in _WAITS
 
     def _type(self, field: pa.Field) -> str:

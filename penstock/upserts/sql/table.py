@@ -18,7 +18,7 @@ from penstock.upserts.sql.types import holds
 __all__ = ["STAGE", "Converter", "SqlTable", "rows_of"]
 
 STAGE: Final = "penstock_stage"
-"""The temporary table of a batch."""
+"""The temporary table that holds the rows of one batch."""
 
 
 class SqlTable(UpsertTarget):
@@ -26,21 +26,22 @@ class SqlTable(UpsertTarget):
 
     A batch goes into a temporary table, and from there into the table, in one transaction:
 
-    1. Staged rows older than the deletion of their key leave the stage.
-    2. Deletions remove rows that are not newer, and are remembered in the table ``<table>_deleted``.
-    3. The other rows are inserted, or replace rows that are not newer, and their keys leave
+    1. Drop the batch's rows that are older than the deletion of their key.
+    2. For each deletion, remove the stored row of its key unless that row is newer, and record the deletion
+       in the table ``<table>_deleted``.
+    3. Insert each other row, or replace a stored row that is not newer, and remove the key from
        ``<table>_deleted``.
 
-    Steps 1 and 2 are for columns with `Columns.deletes` only.
+    Steps 1 and 2 run only if `Columns.deletes` is true.
 
     Parameters
     ----------
     name : str
-        The database, for messages.
+        The database's name for messages.
     table : str
-        The table, optionally with a schema and a dot before it.
+        The table's name, optionally with its schema and a dot before it.
     columns : Columns
-        The columns.
+        The table's columns and their roles.
     """
 
     QUOTE: ClassVar[str] = '"'
@@ -58,10 +59,11 @@ class SqlTable(UpsertTarget):
         "zoned": "TIMESTAMP WITH TIME ZONE",
         "timestamp": "TIMESTAMP",
     }
+    """The SQL type for each Arrow type; ``zoned`` and ``timestamp`` are times with and without a zone."""
     ALIAS: ClassVar[str] = " AS kept"
-    """The clause that names the existing row for the conflict clause."""
+    """The clause of an insert that gives the stored row a name for the conflict clause."""
     ZONE: ClassVar[str] = "+00"
-    """The suffix of a time with a zone, which is in UTC."""
+    """The suffix of the literal of a time in UTC."""
     KEY_TYPES: ClassVar[Mapping[str, str]] = {}
     """The types of key columns that differ from the types of other columns."""
 
@@ -80,14 +82,14 @@ class SqlTable(UpsertTarget):
 
     @abstractmethod
     def _stage(self, changes: pa.Table) -> None:
-        """Put rows into a new temporary table `STAGE`."""
+        """Create the temporary table `STAGE`, and put the rows of a batch into it."""
 
     @abstractmethod
     def _columns_of(self, table: str) -> dict[str, str] | None:
-        """Return the types of a table's columns by their names; None if there is no such table."""
+        """Return the type of each column of a table, by name; None if there is no such table."""
 
     def _holds(self, known: str, wanted: str) -> bool:
-        """Return whether a declared type of the table can hold the values of a wanted type."""
+        """Return whether a column declared as `known` can hold all values of the type `wanted`."""
         return holds(known, wanted)
 
     def _execute(self, statement: str) -> None:
@@ -103,7 +105,7 @@ class SqlTable(UpsertTarget):
         self._execute(f"DROP TABLE IF EXISTS {STAGE}")
 
     def _conflict(self, names: Sequence[str], time: str, table: str) -> str:
-        """Return the clause of an insert for an existing key."""
+        """Return the clause of an insert that updates the stored row if its key exists."""
         keys = ", ".join(self.quote(name) for name in self._columns.key)
         sets = ", ".join(f"{name} = excluded.{name}" for name in map(self.quote, names))
         return f"ON CONFLICT ({keys}) DO UPDATE SET {sets} WHERE kept.{time} <= excluded.{time}"
@@ -124,7 +126,7 @@ class SqlTable(UpsertTarget):
             connection.close()
 
     def quote(self, name: str) -> str:
-        """Quote an identifier, part by part."""
+        """Quote an identifier, which has no schema before it."""
         doubled = name.replace(self.QUOTE, 2 * self.QUOTE)
         return f"{self.QUOTE}{doubled}{self.QUOTE}"
 
@@ -158,36 +160,36 @@ class SqlTable(UpsertTarget):
 
     def _prepare(self, *, create: bool) -> None:
         columns, deleted = self._columns, f"{self._table}_deleted"
-        there = self._columns_of(self._table)
-        if there is None:
+        existing = self._columns_of(self._table)
+        if existing is None:
             if not create:
                 raise InvalidUsageError(
                     "there is no such table", table=self.name, hint="make it, or set create to true"
                 )
             self._make(self._table, columns.schema)
-        elif missing := [name for name in columns.names if name not in there]:
+        elif missing := [name for name in columns.names if name not in existing]:
             raise InvalidUsageError(
                 "the table lacks columns of the rows",
                 table=self.name,
                 missing=", ".join(missing),
-                known=", ".join(there),
+                known=", ".join(existing),
             )
         else:
-            self._check_types(there)
+            self._check_types(existing)
         if columns.deletes and self._columns_of(deleted) is None:
             names = (*columns.key, columns.time)
             self._make(deleted, pa.schema([columns.schema.field(name) for name in names]))
         self._check_key()
 
-    def _check_types(self, there: Mapping[str, str]) -> None:
+    def _check_types(self, existing: Mapping[str, str]) -> None:
         for field in self._columns.schema:
             wanted = self._type(field)
-            if not self._holds(there[field.name], wanted):
+            if not self._holds(existing[field.name], wanted):
                 raise InvalidUsageError(
                     "a column of the table has another type",
                     table=self.name,
                     column=field.name,
-                    type=there[field.name],
+                    type=existing[field.name],
                     rows=field.type,
                     hint=f"make it {wanted.lower()}, or cast the column of the rows",
                 )
@@ -198,7 +200,7 @@ class SqlTable(UpsertTarget):
         self._execute(f"CREATE TABLE {self._quoted(table)} ({columns}, PRIMARY KEY ({keys}))")
 
     def _check_key(self) -> None:
-        """Upsert no row, so that the database refuses a table whose key is not unique."""
+        """Upsert a batch without rows: the database refuses it if the key has no unique index."""
         self._stage_empty()
         try:
             self._merge()
@@ -239,7 +241,7 @@ class SqlTable(UpsertTarget):
             raise
 
     def _literal(self, value: Any) -> str:
-        """Return a time as a literal for a statement."""
+        """Return a time as a SQL literal."""
         if isinstance(value, datetime):
             zone = self.ZONE if value.tzinfo is not None else ""
             return f"'{value:%Y-%m-%d %H:%M:%S.%f}{zone}'"
@@ -278,7 +280,7 @@ class SqlTable(UpsertTarget):
                 f"WHERE NOT {STAGE}.{flag} AND {same(STAGE, deleted)} AND {deleted}.{time} <= {STAGE}.{time})"
             )
         else:
-            # Without a WHERE, SQLite's parser would take ON as a part of the select.
+            # Without a WHERE, SQLite's parser would read ON CONFLICT as the ON of a join.
             self._insert(table, columns.names, where="WHERE true")
 
     def _insert(self, table: str, names: Sequence[str], where: str) -> None:
@@ -294,7 +296,7 @@ Converter: TypeAlias = Callable[[Any], list[Any]]
 
 
 def rows_of(table: pa.Table, converters: Mapping[str, Converter]) -> list[tuple[Any, ...]]:
-    """Return rows as tuples; each column is converted by its own function, or else to Python values."""
+    """Return rows as tuples. A column with a converter goes through it; others become Python values."""
     columns = [
         converters[name](column) if name in converters else column.to_pylist()
         for name, column in zip(table.column_names, table.columns, strict=True)

@@ -20,7 +20,7 @@ _KINDS: Final[dict[str, tuple[str, int]]] = {
     "timestamp": ("time", 0), "datetime": ("time", 0), "timestamp with time zone": ("zoned", 0),
     "decimal": ("decimal", 0), "numeric": ("decimal", 0),
 }  # fmt: skip
-"""The databases' type names without lengths, and the width of numbers in bytes."""
+"""For each type name without lengths: the kind of its values, and the width of numbers in bytes."""
 
 _LENGTHS: Final = re.compile(r"\s*\([^)]*\).*")
 
@@ -31,8 +31,8 @@ def holds(known: str, wanted: str) -> bool:
     Parameters
     ----------
     known : str
-        The declared type of the column. A type that is not known here, such as ``json``, is left to the
-        database.
+        The declared type of the column. If this module does not know the type, such as ``json``, it returns
+        True, so that the database decides.
     wanted : str
         The type that the values require.
     """
