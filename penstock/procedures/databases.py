@@ -211,7 +211,7 @@ class Database:
     ) -> Procedure | Callable[[Function], Procedure]:
         """Make a stored procedure from a function whose parameters are an event and tables.
 
-        With `event` the function is compiled at once; otherwise when the columns of its input are known.
+        With `event` the function is compiled at once, otherwise when the columns of its input are known.
 
         Parameters
         ----------
@@ -220,12 +220,12 @@ class Database:
         event : str or StreamSpec, optional
             The event's attributes, possibly arrays, as Spark's DDL; or the stream whose rows are the events.
         returns : str, optional
-            Names and types of its results; none by default.
+            The names and types of the results, as Spark's DDL; none by default.
         plain : bool
             Whether to run the procedure uncompiled: any Python works, a thousand times slower.
         route : str or iterable of str, optional
-            Expressions over the event, such as ``"e.number // 100"``, for partitioning values that no
-            attribute holds. If a transaction accesses other partitions, it is rejected.
+            Expressions over the event that give the transaction's partitions, such as ``"e.number // 100"``,
+            if no attribute does. A transaction that accesses other partitions is rejected.
 
         Raises
         ------
@@ -357,22 +357,22 @@ class Database:
         location : str or path, optional
             A directory. Each call is stored there before it returns. By default nothing is stored.
         recovery : str
-            For workflows, log only events (``weak``), or each transaction with its input (``strong``).
+            What a workflow logs: only events (``weak``), or each transaction and its input (``strong``).
         commit_interval : str or timedelta
             How long a call waits to share a sync with other calls; by default until the running sync ends.
         partitions : int
-            The number of threads; each has its own rows. Results and tables are the same for any number.
+            The number of threads, each with its own rows. The number does not change results or tables.
         ranges : mapping of str to sequence, optional
-            For each table partitioned by ranges, the smallest value of each partition except the first.
+            For each table that is partitioned by ranges, the least value of each partition but the first.
         design : PartitionDesign, str or path, optional
             A result of `penstock.design`, or its YAML file, instead of `partitions` and `ranges`.
         evaluation : str or Evaluation
-            How a ``run`` works: ``serial``; or on two threads ``chains``, ``levels``, ``split``,
-            ``adaptive``.
+            How a ``run`` executes: ``serial``, ``chains``, ``levels``, ``split`` or ``adaptive``. All but
+            ``serial`` use two threads.
         predictor : Predictor, optional
-            A result of `penstock.predict`, for transactions that would otherwise be forwarded.
+            A result of `penstock.predict`, so that fewer transactions are forwarded.
         speculate : bool or str
-            How partitions that speculate find conflicts: ``rows`` (or True), ``tables`` or ``occ``.
+            How speculating partitions find conflicts: ``rows`` (or True), ``tables`` or ``occ``.
 
         Raises
         ------
@@ -438,7 +438,7 @@ class Database:
         Raises
         ------
         InvalidUsageError
-            If the location holds something else. For other errors see `open`.
+            If the location holds anything but requests. For other errors see `open`.
 
         Examples
         --------

@@ -42,8 +42,8 @@ _FIRST_UNDO = 1 << 8
 PREFETCH_INDEX_BYTES = 1 << 20
 """Indexes of at least this size do not stay in the cache, so prefetching pays."""
 _LOOKUPS_AHEAD = 32
-_LEAST_TEXTS = 1 << 16
-"""No text is forgotten while there are at most this many texts."""
+_MIN_TEXTS_TO_FORGET = 1 << 16
+"""Unused texts are forgotten only if there are more texts than this."""
 
 
 class TableSet:
@@ -61,17 +61,17 @@ class TableSet:
     transactions : int
         The number of transactions that ran.
     forwarded : int
-        The number of these transactions that ran on a coordinator of several buckets.
+        The number of these transactions that ran on the coordinator of a query with several buckets.
     is_new : bool
-        Whether nothing was stored or restored yet.
+        Whether the tables have never been stored or restored.
     offset : int, optional
-        An offset in a command log; the tables include all calls before this offset.
+        The tables include all calls of the command log before this offset.
     program : str, optional
-        The digest of the program that ran last, which stored versions record.
+        The digest of the program that ran last. Stored versions record the digest.
     request_memory : object
-        The index of remembered requests (`penstock.procedures.requests`); None until it is made.
+        The index of remembered requests (`penstock.procedures.requests`); None until a request needs it.
     evaluation : Evaluation, optional
-        The evaluation of batches on several threads; None for one thread.
+        Evaluates batches of events on several threads; None if one thread runs all events.
     """
 
     def __init__(self, specs: Iterable[TableSpec]) -> None:
@@ -84,7 +84,7 @@ class TableSet:
         }
         self.undo = _undo_log(_FIRST_UNDO)
         self.control = np.zeros(2, np.int64)
-        self._most_texts = _LEAST_TEXTS
+        self._most_texts = _MIN_TEXTS_TO_FORGET
         self.transactions = self.forwarded = 0
         self.is_new = True
         self.offset: int | None = None
@@ -116,16 +116,16 @@ class TableSet:
         return tables + sum(stream.size_bytes for stream in self._streams.values()) + self.texts.size_bytes
 
     def close(self) -> None:
-        """End the threads of its evaluation, if there is one."""
+        """End the threads of `evaluation`, if it is set."""
         if self.evaluation is not None:
             self.evaluation.close()
 
     def clear(self, table: str) -> None:
-        """Remove all rows of a table, as if the table had never had rows."""
+        """Remove all rows of a table; the next delta does not list them as deleted."""
         self._tables[table] = TableRows(self._tables[table].spec, self.texts)
 
     def put_back(self, tables: Mapping[str, TableRows], transactions: int) -> None:
-        """Replace tables by earlier copies of them."""
+        """Replace tables by earlier copies, and reset the number of transactions."""
         self._tables |= tables
         self.transactions = transactions
 
@@ -135,7 +135,7 @@ class TableSet:
         events: pa.RecordBatch,
         bounds: npt.NDArray[np.int64] | None = None,
     ) -> pa.RecordBatch:
-        """Run a transaction or a round for each event, in order; return a row of results for each.
+        """Run a transaction or a round for each event, in order; return one row of results for each event.
 
         Parameters
         ----------
@@ -144,8 +144,8 @@ class TableSet:
         events : pyarrow.RecordBatch
             The events, with exactly the columns of the program's event.
         bounds : ndarray, optional
-            The start of each atomic batch of a workflow; the last element is the number of events. A round
-            runs for each batch; by default each event is a batch.
+            The position of the first event of each atomic batch of a workflow, then the number of events. A
+            round runs for each batch. By default each event is a batch.
         """
         if isinstance(program, PlainProgram):
             return self._run_plain(program, events, bounds)
@@ -159,7 +159,7 @@ class TableSet:
     def begin(
         self, program: Program, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None = None
     ) -> Run:
-        """Return a run that has not started; see `run`."""
+        """Return a run that has not started; `run` describes the parameters."""
         return Run(self, program, events, bounds)
 
     def _run_plain(
@@ -181,14 +181,14 @@ class TableSet:
             for name, table in tables.items()
         }
         rows = plain_rows(program, results)
-        # Nothing has changed yet if Arrow cannot hold a value, such as half of a surrogate pair.
+        # Arrow cannot hold some values, such as half of a surrogate pair: fail before any table changes.
         for name, table in tables.items():
             table.change(*changes[name], stored=True)
         self.transactions += events.num_rows if bounds is None else len(bounds) - 1
         return rows
 
     def event_arrays(self, program: Program, events: pa.RecordBatch) -> list[npt.NDArray[Any]]:
-        """Return events as the arrays that kernels take."""
+        """Convert events to the arrays that kernels take."""
         arrays: list[npt.NDArray[Any]] = []
         for column, values in zip(program.event, events.columns, strict=True):
             if not column.is_list:
@@ -202,7 +202,7 @@ class TableSet:
         return [np.ascontiguousarray(array) for array in arrays]
 
     def make_room(self, program: Program, cause: int) -> None:
-        """Grow the array that a kernel found too small."""
+        """Grow the array that was too small for a kernel; `Output.need_room` explains `cause`."""
         if cause == -1:
             self.undo = _undo_log(2 * len(self.undo[0]))
         elif cause < 0:
@@ -215,7 +215,7 @@ class TableSet:
     # Versions
 
     def delta(self) -> PUnit:
-        """Return the changes since the last call, to be stored."""
+        """Return the changes since the last call as a p-unit to store."""
         blocks: dict[str, pa.RecordBatch] = {}
         for table in self._tables.values():
             blocks |= {name: block for name, block in table.delta().items() if block.num_rows}
@@ -261,7 +261,7 @@ class TableSet:
         for unit in units:
             block_names = {f"{name}/{part}" for name in self._tables for part in ("upserts", "tombstones")}
             if strange := unit.blocks.keys() - block_names:
-                raise CorruptDataError("a block is of no table", blocks=sorted(strange))
+                raise CorruptDataError("a block belongs to no table", blocks=sorted(strange))
             for table in self._tables.values():
                 table.apply(partial(_block, unit))
             self.transactions = unit.fields.count("transactions")
@@ -269,7 +269,7 @@ class TableSet:
                 self.forwarded = unit.fields.count("forwarded")
 
     def forget_deleted(self) -> None:
-        """Forget deleted keys and unused texts; `delta` must not follow, because it would lack them."""
+        """Forget deleted keys and unused texts; the next delta does not have these keys."""
         for table in self._tables.values():
             table.forget_deleted()
         self._forget_texts()
@@ -282,11 +282,11 @@ class TableSet:
         new_numbers = self.texts.keep(used)
         for table in self._tables.values():
             table.renumber(new_numbers)
-        self._most_texts = max(2 * len(self.texts), _LEAST_TEXTS)
+        self._most_texts = max(2 * len(self.texts), _MIN_TEXTS_TO_FORGET)
 
 
 def plain_rows(program: PlainProgram, results: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Return the results of a procedure that ran in Python, as Arrow."""
+    """Convert the results of a procedure that ran in Python to Arrow."""
     schema = result_schema(program)
     columns: list[Any] = list(zip(*results, strict=True)) or [[] for _ in schema]
     arrays = [from_python(values, field.type) for values, field in zip(columns, schema, strict=True)]
@@ -335,7 +335,7 @@ class Run:
 
     @property
     def events_ahead(self) -> int:
-        """The number of events ahead to prefetch: 0 if the tables fit into the cache."""
+        """The prefetch distance in events; 0 if the indexes fit into the cache."""
         size_bytes = sum(self._state[spec.name].index_bytes for spec in self.program.tables)
         if not self._lookups or size_bytes < PREFETCH_INDEX_BYTES:
             return 0
@@ -354,11 +354,11 @@ class Run:
         Parameters
         ----------
         at : int
-            The round.
+            The number of the round, from 0.
         transaction : int
-            The transaction, in the order of the program.
+            The number of the transaction, from 0, in the order of the program.
         stream_rows : mapping
-            The rows of streams, by name.
+            The rows of each stream that the transaction takes, by the name of the stream.
         """
         program = self.program
         members = program.transactions[transaction]
@@ -387,14 +387,14 @@ class Run:
             if begin == end:
                 return
             if not before <= begin < end:
-                raise InternalError("a kernel stopped nowhere", program=program.name)
+                raise InternalError("a kernel returned an impossible position", program=program.name)
             state.make_room(program, int(state.control[0]))
             state.control[1] = self.events_ahead
 
     def arguments(
         self, control: npt.NDArray[np.int64], undo: tuple[npt.NDArray[Any], ...]
     ) -> tuple[npt.NDArray[Any], ...]:
-        """Return the arguments of `Program.arguments`."""
+        """Return the arrays that `Program.arguments` names, in the same order."""
         program, state = self.program, self._state
         tables = [array for spec in program.tables for array in state[spec.name].arrays]
         tables += [array for stream in self._streams for array in stream.arrays]
@@ -407,7 +407,7 @@ class Run:
     def own_room(
         entries: int = _FIRST_UNDO,
     ) -> tuple[npt.NDArray[np.int64], tuple[npt.NDArray[Any], ...]]:
-        """Return the working arrays of one of several threads: its numbers, and its undo log."""
+        """Return new working arrays for a thread: control numbers, and an undo log for `entries` writes."""
         return np.zeros(2, np.int64), _undo_log(entries)
 
     def results(self) -> pa.RecordBatch:
@@ -430,7 +430,7 @@ def _block(unit: PUnit, name: str, schema: pa.Schema) -> pa.RecordBatch | None:
 
 
 def _count_lookups(program: Program, events: pa.RecordBatch) -> float:
-    """Return the number of look-ups of an event whose keys the event determines, on average."""
+    """Return the average number of look-ups that an event determines; see `prefetching`."""
     if not events.num_rows:
         return 0
     elements = [len(events.column(name).flatten()) for name in program.lookups if name is not None]

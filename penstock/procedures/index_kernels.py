@@ -1,9 +1,9 @@
 """The hash index of a table: open addressing with one word per key.
 
-An entry is two adjacent words: the key's word, and the slot of its row plus one, or 0 if the entry is free.
-So a look-up usually reads one cache line. The word of a key of one column is its value. The word of a longer
-key is a hash, so a look-up also compares the columns. When an entry is deleted, the entries after it move up,
-so there are no tombstones. At most half of the entries are used.
+An entry is two adjacent words. The first word stands for the key. The second word is the slot of the row plus
+one, or 0 if the entry is free. So a look-up usually reads one cache line. The word of a key of one column is
+the value. The word of a longer key is a hash, so a look-up also compares the columns. When an entry is
+deleted, the entries after it move up, so there are no tombstones. At most half of the entries are used.
 
 A transaction often accesses neighbouring keys, such as the lines of an order. So the entries of four keys
 that differ only in the two lowest bits of their last column start in the same cache line.
@@ -88,7 +88,7 @@ def word_4(a: int, b: int, c: int, d: int) -> Any:
 
 @kernel
 def find_1(entries: Entries, shift: int, word: int) -> int:
-    """Return the slot of a key of one column, -1 if there is none."""
+    """Return the slot of a key of one column, or -1 if no row has the key."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
     while True:
@@ -102,7 +102,7 @@ def find_1(entries: Entries, shift: int, word: int) -> int:
 
 @kernel
 def find_2(entries: Entries, shift: int, a: int, b: int, a_column: Any, b_column: Any) -> int:
-    """Return the slot of a key of two columns, -1 if there is none."""
+    """Return the slot of a key of two columns, or -1 if no row has the key."""
     mask = (entries.shape[0] >> 1) - 1
     word = word_2(a, b)
     at = _first(word, shift)
@@ -119,7 +119,7 @@ def find_2(entries: Entries, shift: int, a: int, b: int, a_column: Any, b_column
 def find_3(
     entries: Entries, shift: int, a: int, b: int, c: int, a_column: Any, b_column: Any, c_column: Any
 ) -> int:
-    """Return the slot of a key of three columns, -1 if there is none."""
+    """Return the slot of a key of three columns, or -1 if no row has the key."""
     mask = (entries.shape[0] >> 1) - 1
     word = word_3(a, b, c)
     at = _first(word, shift)
@@ -145,7 +145,7 @@ def find_4(
     c_column: Any,
     d_column: Any,
 ) -> int:
-    """Return the slot of a key of four columns, -1 if there is none."""
+    """Return the slot of a key of four columns, or -1 if no row has the key."""
     mask = (entries.shape[0] >> 1) - 1
     word = word_4(a, b, c, d)
     at = _first(word, shift)
@@ -172,7 +172,7 @@ def prefetch_entry(entries: Entries, shift: int, word: int) -> None:
 
 @kernel
 def peek(entries: Entries, shift: int, word: int) -> int:
-    """Return the slot of any row whose key has the given word, -1 if there is none; keys may share a word."""
+    """Return the slot of a row whose key has the given word, or -1. Several keys may share the word."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
     while True:
@@ -184,7 +184,7 @@ def peek(entries: Entries, shift: int, word: int) -> int:
 
 @kernel
 def put_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
-    """Add an entry; the index must have room for it, and no entry with its key."""
+    """Add an entry. The index must have room, and must not have the key yet."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
     while entries[2 * at + 1] != 0:
@@ -202,7 +202,7 @@ def remove_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
         at = (at + 1) & mask
     after = (at + 1) & mask
     while entries[2 * after + 1] != 0:
-        # An entry moves up unless its first place is after the gap.
+        # The entry moves into the gap unless its search begins after the gap.
         first = _first(entries[2 * after], shift)
         if ((after - first) & mask) >= ((after - at) & mask):
             entries[2 * at] = entries[2 * after]
@@ -296,11 +296,11 @@ def _find_all_4(
 
 _WORDS: dict[int, Any] = {2: _words_2, 3: _words_3, 4: _words_4}
 _FIND_ALL: dict[int, Any] = {2: _find_all_2, 3: _find_all_3, 4: _find_all_4}
-"""The kernels of keys by their number of columns."""
+"""The kernel for each number of key columns."""
 
 
 def words_of(key: list[Entries]) -> Entries:
-    """Return the words of keys, given as one array for each column."""
+    """Return the word of each key; `key` has an array for each key column."""
     if len(key) == 1:
         return key[0]
     words = np.empty(len(key[0]), np.int64)
@@ -309,7 +309,10 @@ def words_of(key: list[Entries]) -> Entries:
 
 
 def find_all(entries: Entries, shift: int, key: list[Entries], columns: list[Any]) -> Entries:
-    """Return the slots of keys, -1 for a missing key; `columns` are the columns of the table's key."""
+    """Return the slot of each key, or -1 if no row has the key.
+
+    `key` has an array for each key column. `columns` are the key columns of the table.
+    """
     slots = np.empty(len(key[0]), np.int64)
     if len(key) == 1:
         _find_all_1(entries, shift, key[0], slots)

@@ -21,7 +21,7 @@ __all__ = ["Lookup", "callee_of", "find_lookups", "prefetch_lines", "split_looku
 _MOST_COLUMNS = 4
 _INDENT = "    "
 Sources = Mapping[str, str]
-"""For each attribute of a procedure's event, the attribute of the program's event that supplies its value."""
+"""Maps an attribute of a callee's event to the attribute of the program's event that supplies the value."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Lookup:
     Attributes
     ----------
     table : str
-        The table.
+        The name of the table.
     key : tuple of str
-        The attribute of the event for each column of the key.
+        For each column of the table's key, the attribute of the event that supplies its value.
     """
 
     table: str
@@ -41,7 +41,7 @@ class Lookup:
 
 
 def find_lookups(text: ProcedureText, layout: Layout) -> tuple[list[Lookup], dict[str, list[str]]]:
-    """Return the determined look-ups of a program, and which columns of each table the program uses."""
+    """Return the determined look-ups of a program, and the columns of each table that the program uses."""
     lookups: dict[Lookup, None] = {}
     used: dict[str, dict[str, None]] = {name: {} for name in layout.tables}
     _search(text, {column.name: column.name for column in layout.event}, layout, lookups, used)
@@ -71,7 +71,7 @@ def _search(
 
 
 def _elements(text: ProcedureText, sources: Sources, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yield the variables of loops over the event's lists, with the lists."""
+    """Yield the variable and the list of each loop over a list of the event."""
     lists = {column.name for column in layout.event if column.is_list}
     for node in ast.walk(text.tree):
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name):
@@ -131,7 +131,7 @@ def callee_of(node: ast.AST, text: ProcedureText) -> ProcedureText | None:
 
 
 def trace_arguments(node: ast.expr, text: ProcedureText, sources: Sources) -> Sources:
-    """Return where the attributes of an event come from that a procedure passes to another procedure."""
+    """Return the sources of the event that a procedure passes to its callee; `node` makes the event."""
     if isinstance(node, ast.Name):
         return sources if node.id == text.event else {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -143,7 +143,10 @@ def trace_arguments(node: ast.expr, text: ProcedureText, sources: Sources) -> So
 
 
 def prefetch_lines(layout: Layout, lookups: list[Lookup], used: Mapping[str, list[str]]) -> list[str]:
-    """Return code that prefetches for events after ``i``; ``ahead`` is the distance, 0 for no prefetching."""
+    """Return lines of a kernel that prefetch for events after event ``i``.
+
+    The lines use the kernel's variable ``ahead``: the prefetch distance in events, or 0 for no prefetching.
+    """
     if not lookups:
         return []
     lines = ["if ahead > 0 and i + 2 * ahead < end:", f"{_INDENT}j = i + 2 * ahead"]
@@ -154,7 +157,7 @@ def prefetch_lines(layout: Layout, lookups: list[Lookup], used: Mapping[str, lis
         arrays = [code.column(name) for name in used[code.spec.name]]
         arrays += [code.array("dirty")] if arrays else []
         if len(code.spec.key) > 1:
-            # A look-up compares the columns of such a key, because keys may share a word.
+            # Keys of several columns may share a word, so a look-up also reads the key columns.
             arrays += [code.column(name) for name in code.spec.key]
         if not arrays:
             return []
@@ -171,7 +174,7 @@ def _index(code: TableCode) -> str:
 def _loop_lines(
     layout: Layout, lookups: list[Lookup], lines: Callable[[TableCode, str], list[str]]
 ) -> list[str]:
-    """Return lines for each look-up of event ``j``; look-ups of list elements are in a loop."""
+    """Return the lines for all look-ups of event ``j``; a loop does the look-ups of list elements."""
     numbers = {column.name: number for number, column in enumerate(layout.event)}
     lists = {column.name for column in layout.event if column.is_list}
     loops: dict[tuple[str, ...], list[str]] = {}
@@ -185,7 +188,7 @@ def _loop_lines(
     for names, body in loops.items():
         sizes = [f"e{number}_offsets[j + 1] - e{number}_offsets[j]" for number in map(numbers.get, names)]
         if body:
-            # Lists may differ in length: their elements of the same place are looked up together.
+            # A key takes the elements at one position of several lists. The loop ends with the shortest list.
             size = sizes[0] if len(sizes) == 1 else f"min({', '.join(sizes)})"
             loop_lines.append(f"{_INDENT}for q in range({size}):")
             loop_lines += [2 * _INDENT + line for line in body]

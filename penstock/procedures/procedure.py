@@ -41,7 +41,7 @@ class Procedure:
     Parameters
     ----------
     text : ProcedureText
-        The text.
+        The parsed source of the function.
     catalog : Catalog
         The declarations of the database.
     event : pyarrow.Schema or StreamSpec, optional
@@ -51,9 +51,9 @@ class Procedure:
     plain : bool
         Whether the procedure runs in Python, uncompiled, so that it may use any Python.
     location : str or path, optional
-        The location of the state of the database's queries.
+        The location where the database's queries keep their state.
     trigger_of : str, optional
-        The table, stream or window that triggers it.
+        If the procedure is a trigger: the table, stream or window whose changes run it.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Procedure:
 
     @property
     def attributes(self) -> set[str]:
-        """If the procedure does not declare its event: the attributes that the event may need to have."""
+        """All attributes that the code names. An event that is not declared has no other attributes."""
         return _attributes(self.text)
 
     @property
@@ -134,7 +134,7 @@ class Procedure:
                 "a procedure that emits rows runs in a workflow",
                 procedure=self.name,
                 streams=", ".join(streams),
-                hint="database.workflow(name, ...) makes one of it and of those that take the rows",
+                hint="give it and the procedures that take its rows to database.workflow(name, ...)",
             )
         return self._program(self.event_schema(event))
 
@@ -175,7 +175,7 @@ class Procedure:
         if self.plain:
             return PlainProgram(self.name, self.text, dependencies, event, results, digest)
         if dependencies.streams:
-            # Never run, but compiled to report errors where the procedure is defined.
+            # This program never runs. Compile it to report errors where the procedure is defined.
             return compile_workflow(
                 self.name, [Stage(self.text, None, results, 0)], dependencies, event, digest
             )
@@ -187,8 +187,8 @@ class Procedure:
         Parameters
         ----------
         counts : TransactionCounts, optional
-            The transactions of a query. If given, the text also has the share of forwarded transactions. See
-            `penstock.count_transactions`.
+            A result of `penstock.count_transactions`. If given, the text also says which share of the
+            transactions was forwarded.
         """
         program = next(iter(self._programs.values()), None)
         return explain_procedure(self.text, self.tables, program, counts)

@@ -66,14 +66,14 @@ def arrow_column(
         return texts.column(values, column.type, mask)
     array = pa.array(values, mask=mask)
     if column.kind.scale is not None:
-        # A decimal has 128 bits, of which the upper half repeats the sign.
+        # Arrow stores a decimal in 128 bits. The upper 64 bits repeat the sign of the lower 64 bits.
         words = np.stack([values, values >> 63], axis=1)
         return pa.Array.from_buffers(column.type, len(values), [array.buffers()[0], pa.py_buffer(words)])
     return array if array.type == column.type else array.view(column.type)
 
 
 def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """Convert Python values to Arrow; times are integers."""
+    """Convert Python values to Arrow; `values` has timestamps and dates as integers."""
     storage_type = (
         pa.int64() if pa.types.is_timestamp(kind) else pa.int32() if pa.types.is_date(kind) else kind
     )
@@ -92,7 +92,7 @@ class TableRows:
     spec : TableSpec
         The table.
     texts : TextNumbers
-        The numbers of texts, which the tables of a bucket share.
+        The interned texts, which all tables of a bucket share.
     """
 
     def __init__(self, spec: TableSpec, texts: TextNumbers) -> None:
@@ -144,11 +144,11 @@ class TableRows:
             self._grow(max(2 * len(self._live), int(self._facts[USED]) + count))
 
     def double_rows(self) -> None:
-        """Double the room for rows; a transaction that lacked room was undone and runs again."""
+        """Double the room for rows. The transaction that lacked room was undone and runs again."""
         self._grow(2 * len(self._live))
 
     def double_deleted(self) -> None:
-        """Make room for more keys that are deleted."""
+        """Double the room for deleted keys."""
         self._grow_gone(2 * len(self._gone))
 
     @property
@@ -158,21 +158,21 @@ class TableRows:
 
     @property
     def used(self) -> int:
-        """The number of slots that are in use or free."""
+        """The number of slots that hold a row, or have held a row and are free."""
         return int(self._facts[USED])
 
     def reserve(self, count: int) -> None:
-        """Make room for rows after the slots in use."""
+        """Make room for `count` rows after the used slots."""
         if len(self._live) - self.used < count:
             self._grow(max(2 * len(self._live), self.used + count))
 
     def clear(self, count: int) -> None:
-        """Clear the columns of the `count` slots that follow the slots in use."""
+        """Clear the columns of the `count` slots that follow the used slots."""
         for array in (*self._columns, *(null for null in self._nulls if null is not None)):
             array[self.used : self.used + count] = 0
 
     def forget_deleted(self) -> None:
-        """Forget the deleted keys. Do not call `delta` afterwards, because it would lack them."""
+        """Forget the deleted keys; the next delta does not have them."""
         self._facts[GONE] = 0
         if len(self._gone) > _LEAST_GONE:
             self._gone = np.zeros((_LEAST_GONE, len(self.spec.key)), np.int64)
@@ -192,7 +192,7 @@ class TableRows:
         self._index()
 
     def _index(self) -> None:
-        """Rebuild the index, with room for as many rows as the columns have."""
+        """Rebuild the index with room for as many rows as the columns have room for."""
         self._entries, self._facts[SHIFT] = new_index(len(self._live))
         slots = np.flatnonzero(self._live)
         key = [column[slots].astype(np.int64) for column in self._key_columns]
@@ -203,7 +203,7 @@ class TableRows:
         return [self._columns[self.spec.names.index(name)] for name in self.spec.key]
 
     def find(self, key: list[Numbers]) -> Numbers:
-        """Return the slots of keys, given as one array for each column; -1 for a missing key."""
+        """Return the slot of each key, or -1 if no row has it; `key` has an array for each key column."""
         return find_all(self._entries, int(self._facts[SHIFT]), key, self._key_columns)
 
     # Rows in and out
@@ -213,14 +213,14 @@ class TableRows:
         return self.rows_at(np.flatnonzero(self._live))
 
     def key_column(self, name: str) -> pa.Array[Any]:
-        """Return a column of the key of all rows, in the order of `table`."""
+        """Return a key column of all rows, in the order of `table`."""
         values = self._columns[self.spec.names.index(name)][np.flatnonzero(self._live)]
         return arrow_column(self.spec.column(name), values, None, self._texts)
 
     def freeze(self) -> Callable[[], pa.RecordBatch]:
-        """Copy the rows; return a function that converts the copy to what `table` returns now.
+        """Copy the rows; return a function that converts the copy to Arrow.
 
-        Copying takes a fraction of the time of converting. Any thread may convert the copy, while the table
+        Copying takes a fraction of the time of converting. Any thread may convert the copy while the table
         changes.
         """
         used = int(self._facts[USED])
@@ -236,7 +236,7 @@ class TableRows:
         )
 
     def rows_at(self, slots: Numbers, schema: pa.Schema | None = None) -> pa.RecordBatch:
-        """Return the rows of slots, with all columns or with those of `schema`."""
+        """Return the rows in `slots`, with all columns or with the columns of `schema`."""
         schema = schema or self.spec.schema
         arrays = [
             arrow_column(column, values[slots], null if null is None else null[slots], self._texts)
@@ -246,7 +246,9 @@ class TableRows:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def upsert(self, rows: pa.RecordBatch, *, dirty: bool, new: bool = False) -> None:
-        """Insert or replace rows by key; with `new`, only insert.
+        """Insert or replace rows by key; with `new`, refuse keys that exist.
+
+        With `dirty`, the next delta has these rows.
 
         Raises
         ------
@@ -284,12 +286,12 @@ class TableRows:
         """
         key = self._key_numbers(rows)
         if (self.find(key) >= 0).any() or len(np.unique(np.stack(key), axis=1).T) < rows.num_rows:
-            raise InvalidUsageError("a row with this key is there already", table=self.spec.name)
+            raise InvalidUsageError("a row with this key exists already", table=self.spec.name)
 
     def rows_of(self, keys: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.RecordBatch:
-        """Return the rows of keys that exist, each once, in any order; see `rows_at`."""
+        """Return the existing rows of `keys`, each row once, in any order; see `rows_at`."""
         slots = self.find(self._key_numbers(keys))
-        is_found = np.zeros(int(self._facts[USED]), np.bool_)  # several times as fast as `unique`
+        is_found = np.zeros(int(self._facts[USED]), np.bool_)  # marking is several times as fast as `unique`
         is_found[slots[slots >= 0]] = True
         return self.rows_at(np.flatnonzero(is_found), schema)
 
@@ -341,11 +343,11 @@ class TableRows:
     # Rows as Python objects, for procedures that Python runs
 
     def fetch(self, key: tuple[Any, ...]) -> dict[str, Any] | None:
-        """Return the row of a key; None if there is none."""
+        """Return the row of a key, or None if no row has the key."""
         kinds = self.spec.key_schema.types
         try:
             parts = [from_python([part], kind) for kind, part in zip(kinds, key, strict=True)]
-        except pa.ArrowInvalid:  # beyond what the column can hold
+        except pa.ArrowInvalid:  # the column's type cannot hold the value
             return None
         slot = self.find(self._key_numbers(pa.RecordBatch.from_arrays(parts, schema=self.spec.key_schema)))
         if slot[0] < 0:
@@ -353,13 +355,13 @@ class TableRows:
         return python_rows(self.rows_at(slot))[0]
 
     def scan(self) -> list[dict[str, Any]]:
-        """Return all rows."""
+        """Return all rows as dictionaries."""
         return python_rows(self.table())
 
     def to_arrow(
         self, changes: Mapping[tuple[Any, ...], dict[str, Any] | None]
     ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Convert a mapping of keys to rows, or to None for deleted rows, to the arguments of `change`."""
+        """Convert changes to the arguments of `change`; a deleted key maps to None."""
         deleted_keys = [key for key, row in changes.items() if row is None]
         kinds = enumerate(self.spec.key_schema.types)
         keys = [from_python([key[place] for key in deleted_keys], kind) for place, kind in kinds]
@@ -392,7 +394,7 @@ class TableRows:
             yield {f"{self.spec.name}/upserts": self.rows_at(slots[begin : begin + _UNIT_ROWS])}
 
     def apply(self, block: Any) -> None:
-        """Apply stored blocks: `block` returns a block by its name and schema, None if it is missing."""
+        """Apply stored blocks; ``block(name, schema)`` returns a block, or None if it is missing."""
         tombstones = block(f"{self.spec.name}/tombstones", self.spec.key_schema)
         upserts = block(f"{self.spec.name}/upserts", self.spec.schema)
         if tombstones is not None:
@@ -430,7 +432,7 @@ class TableRows:
         return numbers
 
     def renumber(self, new_numbers: Numbers) -> None:
-        """Replace the numbers of texts; there must be no deleted keys."""
+        """Replace the numbers of texts. No deleted key may be waiting for the next delta."""
         key_changed = False
         for column, values in zip(self.spec.columns, self._columns, strict=True):
             if column.kind.is_interned:

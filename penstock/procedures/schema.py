@@ -93,7 +93,7 @@ class Kind(StrEnum):
 
 
 def conversion_hint(kind: Kind, wanted: Kind) -> str:
-    """Return a hint what to write if a value has one kind but another is needed."""
+    """Return a hint about what to write if a value has the kind `kind` but `wanted` is needed."""
     if wanted.wide is not None:
         return f"pass a column, an attribute or a global Decimal with {wanted.wide[1]} digits after the point"
     if kind.wide is not None:
@@ -111,7 +111,7 @@ def conversion_hint(kind: Kind, wanted: Kind) -> str:
 
 
 _EXACT = Context(prec=80)
-"""Enough for all digits of a product of decimals."""
+"""Keeps all digits of a product of two decimals."""
 
 _TYPES: dict[pa.DataType, tuple[Kind, type[np.generic]]] = {
     pa.bool_(): (Kind.BOOLEAN, np.bool_),
@@ -183,9 +183,9 @@ def columns_of(schema: pa.Schema, *, owner: str, lists: bool) -> tuple[Column, .
     Parameters
     ----------
     schema : pyarrow.Schema
-        Their types.
+        The names and types of the columns.
     owner : str
-        The owner of the columns, for errors.
+        The name of the table or procedure that has the columns, for errors.
     lists : bool
         Whether some columns may be lists.
 
@@ -204,7 +204,7 @@ def columns_of(schema: pa.Schema, *, owner: str, lists: bool) -> tuple[Column, .
             kind = None
         if kind is None or (is_list and not lists):
             raise InvalidUsageError(
-                "a column of this type has no place in a procedure",
+                "procedures do not support a column of this type",
                 of=owner,
                 column=column.name,
                 type=type_text(column.type),
@@ -225,7 +225,7 @@ def lacks_attribute(procedure: str, attribute: str, event: pa.Schema) -> Invalid
         "the event lacks an attribute",
         procedure=procedure,
         attribute=attribute,
-        hint=f"its event is {schema_text(event)}",
+        hint=f"the procedure's event is {schema_text(event)}",
     )
 
 
@@ -342,7 +342,7 @@ class TableSpec(RelationSpec):
 
     @property
     def why_one_bucket(self) -> str | None:
-        """The reason why its rows must be in one bucket; None if there is none."""
+        """The reason why all rows must be in one bucket; None if they may be in several buckets."""
         if self.partition_by is not None:
             return None
         if self.window is not None:
@@ -397,7 +397,7 @@ class TableSpec(RelationSpec):
 def _indexes(table: TableSpec, declarations: Iterable[str | Iterable[str]]) -> tuple[IndexSpec, ...]:
     if isinstance(declarations, str):
         raise InvalidUsageError(
-            "the indexes of a table are several",
+            "the indexes of a table are a list of columns",
             table=table.name,
             indexes=declarations,
             hint=f"write [{declarations!r}]",
@@ -410,7 +410,7 @@ def _indexes(table: TableSpec, declarations: Iterable[str | Iterable[str]]) -> t
         for name in columns:
             if name not in table.names:
                 raise InvalidUsageError(
-                    "an index is of columns of the table",
+                    "the column of an index is not in the table",
                     table=table.name,
                     index=columns,
                     column=name,
@@ -430,7 +430,7 @@ def _check_key(table: str, columns: Sequence[Column], key: tuple[str, ...]) -> N
     for column in key:
         if column not in names:
             raise InvalidUsageError(
-                "the key is no column of the table", table=table, key=column, hint=did_you_mean(column, names)
+                "a key column is not in the table", table=table, key=column, hint=did_you_mean(column, names)
             )
         if names[column].kind is Kind.FLOAT:
             raise InvalidUsageError(

@@ -1,6 +1,6 @@
-"""Texts and bytes as numbers. Equal texts have the same number, so kernels handle only integers.
+"""Interning of texts and bytes: each distinct text has a number, so kernels handle only integers.
 
-A decimal of more than 18 digits is stored as 16 bytes, which sort like the decimals of its type.
+A decimal of more than 18 digits is interned as 16 bytes, which sort like the decimals of its type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Numbers", "TextNumbers", "interned_values", "wide_bytes"]
 Numbers = npt.NDArray[np.int64]
 
 _MAX_TIMES_TO_MARK = 4
-"""Sorting numbers is faster than marking them if there are this many times as many texts as numbers."""
+"""If there are more texts than this for each number, sorting the numbers is faster than marking them."""
 
 
 class TextNumbers:
@@ -44,7 +44,7 @@ class TextNumbers:
         return number
 
     def numbers(self, column: pa.Array[Any]) -> Numbers:
-        """Return the numbers of a column of texts; 0 where it is null."""
+        """Return the number of each text of a column, or 0 for a null; add new texts."""
         if not len(column):
             return np.zeros(0, np.int64)
         encoded = column.dictionary_encode()
@@ -54,7 +54,7 @@ class TextNumbers:
         return text_numbers[indices]
 
     def known_numbers(self, column: pa.Array[Any]) -> Numbers:
-        """Return the numbers of a column of texts; -1 for texts that are null or have no number."""
+        """Return the number of each text of a column, or -1 for a null or a text without a number."""
         encoded = column.dictionary_encode()
         known = [self._numbers.get(text, -1) for text in interned_values(encoded.dictionary).to_pylist()]
         indices = encoded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
@@ -63,7 +63,7 @@ class TextNumbers:
     def column(
         self, numbers: Numbers, kind: pa.DataType, mask: npt.NDArray[np.bool_] | None
     ) -> pa.Array[Any]:
-        """Return the texts that have these numbers; `mask` marks nulls."""
+        """Return the text of each number as an Arrow array; `mask` marks nulls."""
         inside = numbers if mask is None else numbers[~mask]
         if not len(inside):
             return pa.nulls(len(numbers), kind)
@@ -94,7 +94,7 @@ class TextNumbers:
         return self._offsets, self._data
 
     def ranks(self, numbers: Numbers) -> Numbers:
-        """Return the rank of each number's text."""
+        """Return the rank of each number's text among the texts of `numbers`, in the order of their bytes."""
         used, places = np.unique(numbers, return_inverse=True)
         texts = [_bytes(self._texts[number]) for number in used]
         ranks = np.empty(len(used), np.int64)
@@ -102,7 +102,7 @@ class TextNumbers:
         return ranks[places]
 
     def keep(self, used: Iterable[Numbers]) -> Numbers:
-        """Forget all texts that are not in use; return the new number for each old number."""
+        """Forget all texts whose numbers are not in `used`; return the new number of each old number."""
         new_numbers = np.zeros(max(len(self._texts), 1), np.int64)
         used_numbers = np.unique(np.concatenate([*used, np.zeros(0, np.int64)]))
         texts = [self._texts[number] for number in used_numbers if number < len(self._texts)]
@@ -115,7 +115,7 @@ class TextNumbers:
 
 
 def interned_values(values: pa.Array[Any]) -> pa.Array[Any]:
-    """Return texts and bytes unchanged, and decimals as bytes; no decimal may be null."""
+    """Return texts and bytes unchanged, and decimals as 16 bytes; no decimal may be null."""
     if not pa.types.is_decimal128(values.type):
         return values
     words = np.frombuffer(values.buffers()[1] or b"", np.uint8).reshape(-1, 16)
@@ -125,7 +125,7 @@ def interned_values(values: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def wide_bytes(digits: int) -> bytes:
-    """Return the bytes of a decimal with these digits."""
+    """Return the 16 bytes that stand for a decimal with these digits."""
     return (digits + (1 << 127)).to_bytes(16)
 
 

@@ -142,7 +142,9 @@ class RequestClient:
             ) from error
         if decode_values([arguments], schema)[1]:
             raise InvalidUsageError(
-                "an attribute does not fit", procedure=procedure, hint=f"its event is {schema_text(schema)}"
+                "an attribute does not fit",
+                procedure=procedure,
+                hint=f"the procedure's event is {schema_text(schema)}",
             )
         rows = {"id": [request_id], "procedure": [procedure], "arguments": [arguments]}
         with self._lock:

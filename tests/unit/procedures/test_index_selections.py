@@ -146,10 +146,10 @@ def test_what_is_wrong_is_an_error_with_its_place(body: str, line: int, fact: st
 @pytest.mark.parametrize(
     ("indexes", "fact"),
     [
-        (["none"], "an index is of columns of the table"),
+        (["none"], "the column of an index is not in the table"),
         (["price", "price"], "the table has this index already"),
         ([("price", "price")], "an index has one to four columns"),
-        ("price", "the indexes of a table are several"),
+        ("price", "the indexes of a table are a list of columns"),
     ],
 )
 def test_an_index_that_cannot_be_is_refused(indexes: Any, fact: str) -> None:

@@ -63,7 +63,7 @@ def transfer(e, accounts):
         assert db.call("transfer", source=1, target=9, amount=30)["rejected"] == "unknown key: accounts"
         assert db.call("transfer", source=1, target=2, amount=71) == {"left": None, "rejected": "short"}
         assert sorted(db.table("accounts")["balance"].to_pylist()) == [30, 70]
-        with pytest.raises(InvalidUsageError, match="a row with this key is there already"):
+        with pytest.raises(InvalidUsageError, match="a row with this key exists already"):
             db.load("accounts", {"id": [3, 1], "balance": [0, 0]})
         with pytest.raises(InvalidUsageError, match="there is no such procedure"):
             db.call("transfers", source=1)

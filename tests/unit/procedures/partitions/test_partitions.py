@@ -155,7 +155,7 @@ def test_rows_that_exist_are_loaded_into_no_partition(table: str) -> None:
     with shop().open(partitions=3, ranges={"stock": [2, 100]}) as db:
         db.load("stock", STOCK)
         db.load("items", {"item": [1], "price": [5]})
-        with pytest.raises(InvalidUsageError, match="a row with this key is there already"):
+        with pytest.raises(InvalidUsageError, match="a row with this key exists already"):
             db.load(table, new if table == "stock" else {"item": [2, 1], "price": [5, 5]})
         assert db.table("stock").num_rows == 3
         assert db.table("items").num_rows == 1
