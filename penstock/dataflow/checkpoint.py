@@ -1,4 +1,4 @@
-"""The parts of a graph's checkpoint that all engines share: names, readers, the graph's document."""
+"""Parts of a graph's checkpoint that both engines write: directory names, readers, the graph's document."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = [
     "check_readers_are_free",
     "check_same_graph",
     "check_same_shape",
+    "directory_names",
     "graph_document",
-    "place_names",
     "safe_name",
 ]
 
@@ -41,7 +41,7 @@ class Reading:
     location : str
         The p-stream's location.
     reader : str
-        The subscribed name.
+        The name with which the graph subscribes to the p-stream.
     """
 
     stream: str
@@ -66,7 +66,8 @@ def check_same_shape(new: Sequence[str], old: Sequence[str], directory: GraphDir
     Raises
     ------
     InvalidUsageError
-        If they differ. The context's ``operator`` names a source or operator that has other columns.
+        If the shapes differ. If only the columns of an operator differ, the error's context names the
+        operator as ``operator``.
     """
     if new == old:
         return
@@ -79,8 +80,8 @@ def check_same_shape(new: Sequence[str], old: Sequence[str], directory: GraphDir
         was, now = differ
     raise InvalidUsageError(
         "the checkpoint belongs to another graph, or to another plan of this graph",
-        hint="undo the change, also one of statistics or persist, or set another checkpoint; only the sink, "
-        "and operators without state after the last p-stream, may change",
+        hint="undo the change of the graph, the statistics or persist, or set another checkpoint; only the "
+        "sink, and operators without state after the last p-stream, may change",
         checkpoint=directory.location,
         was=was,
         now=now,
@@ -88,15 +89,15 @@ def check_same_shape(new: Sequence[str], old: Sequence[str], directory: GraphDir
 
 
 def _description(operator: str) -> str:
-    """Return an operator's name and description, from its entry in a plan's shape."""
+    """Return the kind, name and description of an operator from its line in a plan's shape."""
     if operator == "nothing":
         return operator
-    entry = json.loads(operator)
-    return ", ".join(str(entry[part]) for part in ("kind", "name", "does") if part in entry)
+    line = json.loads(operator)
+    return ", ".join(str(line[part]) for part in ("kind", "name", "does") if part in line)
 
 
 def _columns_error(was: str, now: str) -> InvalidUsageError | None:
-    """Return the error for an operator that differs only in its columns; None if more differs."""
+    """Return the error for an operator that differs only in its columns; None for other differences."""
     if "nothing" in (was, now):
         return None
     old, new = json.loads(was), json.loads(now)
@@ -119,7 +120,7 @@ def _columns_error(was: str, now: str) -> InvalidUsageError | None:
 
 
 def check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
-    """Refuse a reader's name that another checkpoint may use: this graph would release that reader's rows."""
+    """Refuse a reader's name that another checkpoint may use: both graphs would release the same rows."""
     for reading in chain.from_iterable(readings.values()):
         if reading.location not in writers and reading.reader in PStream(reading.location).log.readers:
             raise InvalidUsageError(
@@ -131,8 +132,8 @@ def check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: M
             )
 
 
-def place_names(results: Node) -> dict[str, str]:
-    """Return the directory name of each p-stream that is written."""
+def directory_names(results: Node) -> dict[str, str]:
+    """Return the directory name of each p-stream that a graph writes, by the p-stream's name."""
     names: dict[str, str] = {}
     for node in topological(results):
         if isinstance(node, Materialize):

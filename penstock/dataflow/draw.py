@@ -1,7 +1,7 @@
 """Draw a plan as SVG: the logical graph on the left, the planned graph on the right, sources on top.
 
-A graph is small and nearly a chain, so a simple layout suffices. An operator's layer is its longest path from
-a source, and the operators of a layer stand side by side.
+A graph is small and nearly a chain, so a simple layout suffices. An operator's layer is the length of its
+longest path from a source. The operators of a layer stand side by side.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Explain a plan as text, as a terminal tree or as JSON: before and after the rules, with data flows."""
+"""Explain a plan as text, as a tree for terminals or as JSON, with the rows and bytes between operators.
+
+Explanations show the graph as written and the graph as planned.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +54,8 @@ def explain(
 def render(plan: PhysicalPlan, counts: Mapping[str, TransactionCounts] | None = None) -> RenderableType:
     """Return a plan for rich's console; see `explain`.
 
-    The trees run from the sink to the sources. Each operator shows its selectivity and the bytes per output
-    tuple. Selectivities that no sample measured are marked as assumed.
+    The root of each tree is the sink, and its leaves are the sources. Each operator shows its selectivity and
+    the bytes per output tuple. Selectivities that no sample measured are marked as assumed.
     """
     from rich.console import Group
     from rich.text import Text

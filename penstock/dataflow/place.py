@@ -50,7 +50,10 @@ def is_pushable(node: Node) -> bool:
 
 
 def stored_bytes(flow: Flow, statistics: Statistics | None) -> float:
-    """Return the bytes that a p-stream of a flow would store per tuple of the sample."""
+    """Return the bytes that a p-stream of a flow would store for the whole sample.
+
+    Without a sample, return the bytes for one tuple at each source.
+    """
     width = flow.bytes
     if statistics is not None and flow.table is not None and flow.measured:
         width = statistics.stored_bytes(flow.table)
@@ -58,7 +61,7 @@ def stored_bytes(flow: Flow, statistics: Statistics | None) -> float:
 
 
 def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics | None = None) -> Rewritten:
-    """Place the p-streams of sources where they store least, after operators that reduce the stream.
+    """Place each source's p-stream after the pushable operator where the p-stream stores the fewest bytes.
 
     Parameters
     ----------
@@ -67,7 +70,7 @@ def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics 
     sources : collection of str
         Names of the sources to persist.
     statistics : Statistics, optional
-        If not given, types and assumed selectivities are used.
+        The measured sizes. Without statistics, sizes follow from column types and assumed selectivities.
     """
     flow = flows(root, statistics)
     readers = Counter(id(input) for node in topological(root) for input in node.inputs)
@@ -100,14 +103,14 @@ def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics 
 def fuse(root: Node) -> Rewritten:
     """Fuse the operators downstream of a p-stream into its reader, as one `Scan`.
 
-    Selections and projections become its predicate and its expressions. The scan may also include
+    Selections and projections become the scan's predicate and expressions. The scan may also include
 
-    - the conflation of an update queue; the queue keeps its order and budget; or
-    - the fragments of a window aggregate, which then only assembles them. If a lookup stands between, the
-      fragments are grouped by its keys, so each key is looked up once for all its tuples.
+    - the conflation of an update queue: the queue still applies its order and budget; or
+    - the fragments of a window aggregate: the aggregate then only assembles fragments. If a lookup precedes
+      the window, the fragments are also grouped by the lookup's keys, and the lookup joins fragments.
 
-    The rule also applies to a Parquet source without a p-stream if the scan ends with one of these
-    reductions. Spark's reader is faster for plain rows.
+    The rule also applies to a Parquet source without a p-stream, but only if the scan conflates or makes
+    fragments. Spark's own reader is faster for plain rows.
     """
     notes: list[str] = []
 
@@ -129,7 +132,10 @@ def _describe_fusion(node: Node) -> str:
 
 
 def scan_of(node: Node) -> tuple[Source | None, Scan | None]:
-    """Return a node's source and the scan that does all work between them; None if no scan can."""
+    """Return a node's source and a scan that is equivalent to the operators from the source to the node.
+
+    Both are None if no scan is equivalent to them.
+    """
     chain: list[Where | Select] = []
     while isinstance(node, Where | Select) and is_pushable(node):
         chain.append(node)
@@ -143,7 +149,7 @@ def scan_of(node: Node) -> tuple[Source | None, Scan | None]:
 
 
 def _selects(scan: Scan, schema: pa.Schema) -> bool:
-    """Return whether a reader can evaluate all selections together."""
+    """Return whether a reader can evaluate the whole predicate of a scan."""
     return scan.where is None or type_of(Expression.parse(scan.where), schema) == pa.bool_()
 
 
@@ -169,12 +175,12 @@ def _fuse_node(node: Node) -> Node | None:
 
 
 def _base(node: Node) -> tuple[Node, ...]:
-    """Return the p-stream that a reader's output comes from."""
+    """Return the node that a pushed scan reads; any other node is returned itself."""
     return node.inputs if isinstance(node, PushedScan) else (node,)
 
 
 def _scan(node: Node) -> Scan | None:
-    """Return the scan that produces a node's output in a p-stream's reader; None if there is none."""
+    """Return the scan with which a p-stream's reader produces a node's output; None if no scan can."""
     if isinstance(node, Materialize) or (isinstance(node, Source) and node.kind == "p-stream"):
         return Scan(tuple(node.schema.names))
     if isinstance(node, PushedScan) and node.scan.latest_by is None and node.scan.fragments is None:
@@ -183,7 +189,10 @@ def _scan(node: Node) -> Scan | None:
 
 
 def _split_reduction(node: Node) -> tuple[tuple[Node, ...], Scan | None]:
-    """Return the node that is read and its scan so far; None if the reader may not reduce rows."""
+    """Return the node that a reader reads, and the scan to which a conflation or fragments can be added.
+
+    The scan is None if no reader can conflate or aggregate the rows of the node.
+    """
     scan = _scan(node)
     if scan is not None:
         return _base(node), scan
@@ -198,7 +207,7 @@ def _selected_columns(scan: Scan) -> dict[str, Expression]:
 
 
 def _append_to_scan(scan: Scan, node: Where | Select) -> Scan:
-    """Return a scan extended by one step."""
+    """Return a scan that also runs a selection or projection after its previous steps."""
     select, where = _selected_columns(scan), scan.where
     if isinstance(node, Where):
         predicate = node.predicate.substitute(select)
@@ -225,7 +234,7 @@ def _fragment(node: Aggregate, window: Window) -> Assemble | None:
     lookup, above = _split_lookup(window.inputs[0])
     base, scan = _split_reduction(above)
     if window.options.late_to is not None or window.options.delete_when is not None:
-        return None  # rows reach the buckets
+        return None  # buckets need whole rows, to write late rows or to delete groups
     if window.separate is not None or scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
         return None
     columns = set(above.schema.names)
@@ -257,7 +266,7 @@ def _fragment(node: Aggregate, window: Window) -> Assemble | None:
 
 
 def _suits(scan: Scan, files: Source) -> bool:
-    """Return whether a scan reads any columns, and only of types that both Spark and partials support."""
+    """Return whether a scan reads at least one column, and Spark and partials support all their types."""
     kinds = [files.columns.field(name).type for name in scan.columns]
     return bool(kinds) and not any(
         pa.types.is_unsigned_integer(kind) or pa.types.is_float16(kind) for kind in kinds
@@ -265,7 +274,10 @@ def _suits(scan: Scan, files: Source) -> bool:
 
 
 def _split_lookup(node: Node) -> tuple[StreamTableJoin | None, Node]:
-    """Return a lookup above a node and its input, if there are only plain column projections between them."""
+    """Return the lookup above a node and the lookup's input; None and the node itself if there is no lookup.
+
+    Only projections that compute no column may be between the lookup and the node.
+    """
     below = node
     while isinstance(below, Select) and all(expression == column(name) for name, expression in below.columns):
         below = below.inputs[0]

@@ -1,4 +1,4 @@
-"""Plan a graph: apply rules, place p-streams, assign work to readers."""
+"""Plan a graph: apply the push-up rules, place p-streams, and move operators into readers."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class StreamPlan:
     schema : pyarrow.Schema
         The stored columns.
     above : Node
-        The graph whose output is persisted.
+        The operator whose output the p-stream stores.
     source : Source or None
-        The source, if only an ingest scan is between it and the p-stream; otherwise another Spark query
-        writes the p-stream.
+        The source, if one scan can make the p-stream's rows from the source's tuples. If None, a Spark query
+        makes the rows.
     ingest : Scan or None
-        The scan that the appender applies to the source's tuples before persisting them.
+        The scan that makes the p-stream's rows from the source's tuples; None if `source` is None.
     readers : tuple of Scan
-        The scans of its readers, one for each operator that reads it.
+        The scans of the p-stream's readers, one for each operator that reads the p-stream.
     """
 
     name: str
@@ -79,7 +79,7 @@ class PhysicalPlan:
         The graph that runs. Operators above a `Materialize` run before persistence, a `PushedScan` runs in a
         reader, and Spark runs the rest.
     changes : tuple of pairs of str
-        The changes that the rules made, in order: the rule's name and a line that describes the change.
+        The changes that the rules made, in order. Each pair has the rule's name and a description.
     choices : tuple of Choice
         The persistence decision for every source.
     statistics : Statistics, optional
@@ -98,7 +98,7 @@ class PhysicalPlan:
         return draw(self)
 
     def _repr_html_(self) -> str:
-        """Return the drawing, rules and decisions for notebooks, which prefer this to the drawing alone."""
+        """Return the drawing, rules and decisions for notebooks; notebooks prefer HTML to `_repr_svg_`."""
         return draw_html(self)
 
     @property
@@ -147,11 +147,12 @@ def plan(name: str, logical: Node, statistics: Statistics | None, persist: Persi
     logical : Node
         The graph as written.
     statistics : Statistics, optional
-        Statistics from samples; if not given, types and assumed selectivities are used.
+        Statistics from samples. Without them, sizes follow from column types and assumed selectivities.
     persist : str or mapping of str to str
-        ``"always"`` or ``"never"`` persist all sources or none. ``"auto"`` persists sources that cannot
-        replay, and sources whose replay costs more than a p-stream. A mapping sets the mode by source name;
-        other sources are ``"auto"``. ``"always"`` for another operator persists its output.
+        ``"always"`` persists all sources, and ``"never"`` persists no source. ``"auto"`` persists sources
+        that cannot replay, and sources whose replay costs more than a p-stream. A mapping sets the mode by
+        source name; sources that are not in the mapping are ``"auto"``. If the mapping has ``"always"`` for
+        an operator that is not a source, the operator's output is persisted.
 
     Raises
     ------
@@ -210,12 +211,12 @@ def _pin(root: Node, names: set[str]) -> Node:
 
 def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistics | None) -> Choice:
     if mode != "auto":
-        # A pipeline without windows plans auto as never, so the reason is not the field's value.
+        # A pipeline without windows turns auto into never, so the reason must not quote the mode never.
         reason = "persist is always" if mode == "always" else "no p-stream is asked for"
         return Choice(source.name, mode == "always", reason)
     below = [node for node in topological(root) if any(input is source for input in node.inputs)]
     if _reaches_p_stream(root, source):
-        return Choice(source.name, False, "what is made of it is persisted")
+        return Choice(source.name, False, "a p-stream after a later operator holds its tuples")
     if not source.replayable or source.kind == "p-stream":
         return choose(source, 1, whole=0, needed=0, kept=0, stored=0)
     root_with_stream, _ = place_p_stream(root, [source.name], statistics)
@@ -244,7 +245,7 @@ def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistic
 
 
 def _readers(root: Node, source: Source) -> int:
-    """Return how many operators read a source's stream where it first branches."""
+    """Return how many operators read a source's stream after its first selections and projections."""
     at: Node = source
     while True:
         below = [node for node in topological(root) if any(input is at for input in node.inputs)]
@@ -254,7 +255,7 @@ def _readers(root: Node, source: Source) -> int:
 
 
 def _reaches_p_stream(root: Node, source: Source) -> bool:
-    """Return whether another operator's p-stream holds a source's tuples before further reduction."""
+    """Return whether only pushable operators are between a source and the p-stream of another operator."""
     at: Node = source
     while True:
         below = [node for node in topological(root) if any(input is at for input in node.inputs)]

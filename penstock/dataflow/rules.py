@@ -1,10 +1,11 @@
 """The push-up rules: pure functions from a graph to an equivalent graph (Scabbard §3.4).
 
-A p-stream should hold little, so operators that reduce the stream move up, before it is persisted. Each rule
-applies itself to every node in topological order, and returns the new graph with a list of its changes.
-Stateful operators are never moved, and nothing is moved past them: they would amplify the stream, and their
-state belongs to checkpoints. No rule moves, merges or duplicates a nondeterministic expression. Unused
-columns are pruned, unless their expression generates several rows from one row.
+A p-stream should store few bytes, so the rules move operators that reduce the stream up, towards the source.
+These operators then run before the stream is persisted. Each rule visits every node in topological order, and
+returns the new graph with a list of the changes. No rule moves a stateful operator, or moves another operator
+past it: a stateful operator may amplify the stream, and checkpoints hold its state. No rule moves, merges or
+duplicates a nondeterministic expression. Unused columns are pruned, unless their expression generates
+several rows from one row.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from penstock.sql.expression import Expression, column, conjunction
 __all__ = ["Rewritten", "merge", "prune", "push_where", "split_conjunctions", "to_fixed_point"]
 
 Rewritten: TypeAlias = tuple[Node, tuple[str, ...]]
-"""A rewritten graph, and a line for each change."""
+"""A rewritten graph, and a line of text for each change."""
 
 Rule: TypeAlias = Callable[[Node], Rewritten]
 
@@ -58,7 +59,7 @@ def to_fixed_point(root: Node, *rules: Rule) -> tuple[Node, list[tuple[str, str]
             changes += [(rule.__name__, note) for note in notes]
         if len(changes) == before:
             return root, changes
-    raise RuntimeError("the rules do not come to an end")
+    raise RuntimeError("the rules do not terminate")
 
 
 def split_conjunctions(root: Node) -> Rewritten:
@@ -75,7 +76,7 @@ def split_conjunctions(root: Node) -> Rewritten:
         supported = [part for part in parts if type_of(part, schema) is not None]
         fails = len(supported) == len(parts) or any(can_fail(part, schema) for part in supported)
         if fails and type_of(node.predicate, schema) is None:
-            return node  # Spark may drop a part that can fail, so it must see the whole condition
+            return node  # Spark may skip an operand that can fail, so it must evaluate the whole condition
         notes.append(f"where {node.predicate.text}: {len(parts)} conditions")
         above: Node = node.inputs[0]
         for part in parts:
@@ -86,7 +87,7 @@ def split_conjunctions(root: Node) -> Rewritten:
 
 
 def _is_condition(part: Expression, schema: pa.Schema) -> bool:
-    """Return whether an operand of ``AND`` is boolean and may stand alone; ``AND`` casts other types."""
+    """Return whether an operand of ``AND`` is boolean without the cast that ``AND`` applies to operands."""
     return part.tree.kind in _CONDITIONS or type_of(part, schema) == pa.bool_()
 
 
@@ -119,7 +120,7 @@ def push_where(root: Node) -> Rewritten:
             return replace(above, inputs=(change(Where(node.name, above.inputs, predicate)),))
         is_fixed = isinstance(above, Where) and above.predicate.deterministic
         if is_fixed and _never_fails(predicate, node.inputs[0].schema):
-            # Move past a selection that stays, to the operator above both.
+            # `above` cannot move further. Try to move this selection past the operator that `above` reads.
             moved_up = Where(node.name, above.inputs, predicate)
             result = change(moved_up)
             if result is not moved_up:
@@ -140,13 +141,13 @@ def prune(root: Node) -> Rewritten:
     for node in reversed(nodes):
         required_here = required[id(node)] | set(node.key)
         if isinstance(node, Select):
-            # Without a generator's column there would be other rows.
+            # The column of a generator stays even if it is unused, because it determines the number of rows.
             required_here |= {name for name, expression in node.columns if expression.generates}
             required[id(node)] = required_here
         for above, needed in zip(node.inputs, node.needs(required_here), strict=True):
             required_above = needed | set(above.key)
             if not required_above and not isinstance(above, Window):
-                required_above = frozenset({_narrowest(above)})  # keeps rows to count
+                required_above = frozenset({_narrowest(above)})  # one column must stay, to count its rows
             required[id(above)] = required.get(id(above), frozenset()) | required_above
     notes: list[str] = []
     rebuilt: dict[int, Node] = {}
@@ -180,7 +181,7 @@ def prune(root: Node) -> Rewritten:
 
 
 def _narrowest(node: Node) -> str:
-    return min(node.schema, key=lambda one: (fixed_bytes(one.type) or math.inf, one.name)).name
+    return min(node.schema, key=lambda field: (fixed_bytes(field.type) or math.inf, field.name)).name
 
 
 def _union(node: Union, inputs: tuple[Node, ...], names: list[str]) -> Node:
@@ -197,7 +198,7 @@ def _only(node: Node, names: list[str]) -> Node:
 def merge(root: Node) -> Rewritten:
     """Merge adjacent selections and adjacent projections; remove projections without effect.
 
-    Projections are merged only if that evaluates no computed column twice.
+    Two projections are merged only if the merged projection evaluates no computed column twice.
     """
     notes: list[str] = []
 
@@ -210,7 +211,7 @@ def merge(root: Node) -> Rewritten:
                 return Where(above.name, above.inputs, joint)
         elif isinstance(node, Select) and above is not None:
             if [(name, column(name)) for name in above.schema.names] == list(node.columns):
-                notes.append(f"{node.name}: selects what there is")
+                notes.append(f"{node.name}: selects all columns unchanged")
                 return above
             if isinstance(above, Select):
                 columns = _compose(node, above)

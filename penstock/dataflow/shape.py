@@ -1,4 +1,4 @@
-"""The shape of a plan: the part that may not change while its checkpoint lives."""
+"""The shape of a plan: the operators and settings that must stay the same while its checkpoint is used."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ __all__ = ["shape"]
 def shape(plan: PhysicalPlan) -> list[str]:
     """Return the parts of a plan that a checkpoint depends on, as lines of JSON.
 
-    A checkpoint fits every plan with the same lines. The lines hold sources, p-streams with the operators
-    before them, stateful operators, and the fragments or conflation of readers, each with its columns and
-    inputs. Selections, projections and lookups after the last p-stream may change, and so may the sink:
-    committed state does not depend on them.
+    A checkpoint fits every plan with the same lines. Each source, p-stream, operator before a p-stream and
+    stateful operator has a line, and so has each scan with fragments or conflation. A line has the columns
+    and inputs of its operator. Selections, projections and lookups after the last p-stream may change, and
+    so may the sink: committed state does not depend on them.
     """
     nodes = list(topological(plan.root))
     fixed: set[int] = set()
@@ -48,7 +48,7 @@ def shape(plan: PhysicalPlan) -> list[str]:
     below: dict[int, list[int]] = {}
     lines: list[str] = []
     for node in nodes:
-        # Nodes that may change at a restart are left out, and replaced by the fixed nodes above them.
+        # A node that may change at a restart has no line. Its readers refer to the fixed nodes above it.
         leads = [number for above in node.inputs for number in below[id(above)]]
         if id(node) not in fixed:
             below[id(node)] = leads
@@ -79,7 +79,7 @@ def _line(node: Node, leads: list[int]) -> dict[str, Any]:
 
 
 def _partials(node: Node) -> Sequence[Partial]:
-    """Return the partials that a node makes or combines."""
+    """Return the partial aggregates that a node computes or combines."""
     if isinstance(node, PushedScan) and node.scan.fragments is not None:
         return node.scan.fragments.without_watermark.partials
     return node.decomposition.partials if isinstance(node, Assemble) else ()
@@ -118,5 +118,5 @@ def _drop_changeable_settings(node: Node) -> Node:
 
 
 def _without_lives(options: QueueOptions) -> QueueOptions:
-    """Return options without the lengths of times to live."""
+    """Return options in which no time to live has its actual length."""
     return replace(options, ttl="1 s" if options.on_silent else None, delete_ttl=None)

@@ -36,15 +36,15 @@ from penstock.sql.expression import Expression
 __all__ = ["SELECTIVITY", "Flow", "Statistics", "flows", "measure"]
 
 SELECTIVITY: Final = 1 / 3
-"""Assumed selectivity of an unmeasured condition, customary since System R."""
+"""The selectivity assumed for a condition that no sample measures, as is customary since System R."""
 
 _TEXT_BYTES: Final = 16
-"""Assumed bytes of a text, list or struct, if there is no sample."""
+"""The bytes assumed for a text, list or struct if there is no sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Samples of a graph's sources; made by `measure`.
+    """Samples of a graph's sources; `measure` makes them.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def measure(
         Whether to compress columns to learn their size in a p-stream. That needs kernels, which are compiled
         at the first use on a machine.
     most_rows : int
-        Number of first rows of a sample to use; by default as many as a p-unit holds.
+        How many rows of a sample to use, from its beginning. The default is the number of rows in a p-unit.
 
     Raises
     ------
@@ -134,8 +134,8 @@ class Flow:
     Parameters
     ----------
     rows : float or None
-        Output tuples for the sample's tuples, or for one tuple at each source without a sample; None after
-        stateful operators.
+        The number of output tuples for the whole sample; without a sample, for one tuple at each source. None
+        if the number is unknown, as after stateful operators.
     bytes : float
         Bytes per tuple, uncompressed.
     measured : bool
@@ -178,7 +178,7 @@ def _flow(node: Node, inputs: list[Flow], statistics: Statistics | None) -> Flow
 
 
 def _compute(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
-    """Run a sample through a node; return None where the result is unknown."""
+    """Return a node's output for samples of its inputs; None if Penstock cannot compute the output."""
     schema = node.inputs[0].schema
     if isinstance(node, Where):
         return filter_rows(inputs[0], node.predicate) if type_of(node.predicate, schema) else None
@@ -194,7 +194,7 @@ def _compute(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
 
 
 def _scan_flow(node: PushedScan, flow: Flow) -> Flow:
-    """Return the output flow of a reader; fragments and conflated tuples have row counts but no table."""
+    """Return the output flow of a reader. The flow of fragments and of conflated tuples has no table."""
     scan, table = node.scan, flow.table
     width = _typed_bytes(node.schema)
     if table is None:

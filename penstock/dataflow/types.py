@@ -25,9 +25,11 @@ __all__ = [
 ]
 
 UNKNOWN: Final = pa.null()
-"""The type of columns whose type is only known when the graph runs."""
+"""Stands for a column's type that is not known before the graph runs."""
 
-_DOUBLE: Final = frozenset({"avg", "mean", "median", "percentile", "stddev", "stddev_samp", OWN_FUNCTION})
+_RETURNS_DOUBLE: Final = frozenset(
+    {"avg", "mean", "median", "percentile", "stddev", "stddev_samp", OWN_FUNCTION}
+)
 _DECLARED: Final = {
     "BOOLEAN": pa.bool_(),
     "TINYINT": pa.int8(),
@@ -42,7 +44,7 @@ _DECLARED: Final = {
     "TIMESTAMP": pa.timestamp("us", "UTC"),
     "TIMESTAMP_LTZ": pa.timestamp("us", "UTC"),
 }
-"""Arrow types by the type names of casts."""
+"""Maps the type name in a cast to the Arrow type."""
 _SPELLINGS: Final = {
     "BYTE": "TINYINT",
     "SHORT": "SMALLINT",
@@ -50,7 +52,7 @@ _SPELLINGS: Final = {
     "LONG": "BIGINT",
     "REAL": "FLOAT",
 }
-_OWN: Final = frozenset({"min", "max", "first", "last", "first_value", "last_value"})
+_RETURNS_ARGUMENT_TYPE: Final = frozenset({"min", "max", "first", "last", "first_value", "last_value"})
 
 
 def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
@@ -61,7 +63,10 @@ def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
 
 
 def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
-    """Return the type of an expression, also of casts that only Spark evaluates, such as ``string(x)``."""
+    """Return the type of an expression, or `UNKNOWN`.
+
+    The type of a cast is known even if only Spark can evaluate the cast, such as ``string(x)``.
+    """
     kind = expression_type(expression, schema)
     tree = expression.tree.unnest()
     if kind != UNKNOWN:
@@ -108,16 +113,16 @@ def aggregate_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
 
 def _call_type(expression: Expression, call: Tree, schema: pa.Schema) -> pa.DataType:
     kind = call.value
-    if kind in _DOUBLE:
+    if kind in _RETURNS_DOUBLE:
         return pa.float64()
     if kind in ("count", "approx_count_distinct"):
         return pa.int64()
     if kind in ("approx_percentile", "percentile_approx"):
         return expression_type(expression.slice(call.parts[0]), schema)
-    if len(call.parts) != 1 or (kind != "sum" and kind not in _OWN):
+    if len(call.parts) != 1 or (kind != "sum" and kind not in _RETURNS_ARGUMENT_TYPE):
         return UNKNOWN
     argument_type = expression_type(expression.slice(call.parts[0]), schema)
-    return argument_type if kind in _OWN else _sum_type(argument_type)
+    return argument_type if kind in _RETURNS_ARGUMENT_TYPE else _sum_type(argument_type)
 
 
 def fixed_bytes(kind: pa.DataType) -> float | None:
@@ -138,7 +143,7 @@ def scan_schema(scan: Scan, schema: pa.Schema) -> pa.Schema:
     """
     missing = [name for name in scan.columns if name not in schema.names]
     if missing:
-        raise InvalidUsageError("a scan reads a column that is not there", column=missing[0])
+        raise InvalidUsageError("a scan reads a missing column", column=missing[0])
     read = pa.schema([schema.field(name) for name in scan.columns])
     texts = scan.select or {name: column(name).text for name in scan.columns}
     output = pa.schema(

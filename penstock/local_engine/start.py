@@ -20,8 +20,8 @@ from penstock.dataflow.checkpoint import (
     Reading,
     check_readers_are_free,
     check_same_graph,
+    directory_names,
     graph_document,
-    place_names,
     safe_name,
 )
 from penstock.dataflow.nodes import Materialize, Node, topological
@@ -174,7 +174,7 @@ def start_local(
             hint="start with a new checkpoint",
             checkpoint=directory.location,
         )
-    names = place_names(plan.root)
+    names = directory_names(plan.root)
     builder = Builder(
         safe_name(graph.name),
         sources,

@@ -94,7 +94,7 @@ class GraphBase:
     def _add_queue(self, node: UpdateQueue | UpdateUnion) -> Self:
         """Add a queue.
 
-        If the queue has deletes, first add a projection to each input that marks the deletes.
+        If the queue has deletes, a projection before each input of the queue marks the deletes.
         """
         delete_when = node.options.delete_when
         if delete_when is None:
@@ -114,7 +114,7 @@ class GraphBase:
 
 
 def mark_input(input: Node, delete_when: str, name: str) -> Select:
-    """Return a projection of a queue's input that adds the column of deletes."""
+    """Return a projection of a stream that adds the column that marks deletes."""
     condition, columns = mark_deletes(delete_when, input.schema.names)
     projection = Select(name, (input,), columns)
     if (kind := infer(projection, condition, input.schema)) not in (pa.bool_(), UNKNOWN):

@@ -62,7 +62,7 @@ _SINKS: Final = (
 
 
 def graph(name: str) -> GraphName:
-    """Begin a graph of operators; `GraphName.source` adds its source.
+    """Begin a graph of operators; `GraphName.source` adds the first source.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def graph(name: str) -> GraphName:
 
 
 def _is_no_condition(tree: Tree) -> bool:
-    """Return whether an expression is never a condition, whatever the types of its columns are."""
+    """Return whether an expression cannot be a condition, whatever types its columns have."""
     tree = tree.unnest()
     if tree.kind == "cast":
         return str(tree.value[1]).upper() != "BOOLEAN"
@@ -136,12 +136,13 @@ class GraphName:
             For an update stream: the update key, and the column that orders the updates of a key. No operator
             may then drop or change the key.
         rejects_to : str, optional
-            The p-stream to which the reader writes records that it cannot read; shown by `explain`.
+            The p-stream to which the reader writes records that it cannot read. `explain` shows it.
 
         Raises
         ------
         InvalidUsageError
-            If the kind or a column is unknown, two columns have the same name, or a key has no time.
+            If the kind or a column is unknown, two columns have the same name, or only one of key and time
+            is given.
         """
         names = (key,) if isinstance(key, str) else tuple(key)
         if bool(names) != bool(time):
@@ -172,7 +173,7 @@ class Graph(Windows, Streams):
     Each operator method returns a new graph.
 
     Column names are case-insensitive, as in Spark. Every operator takes a `name`, which ``plan(persist=...)``
-    and errors use; the default is its kind and a number.
+    and errors use. The default name is the operator's kind; a number follows if the name is taken.
 
     Parameters
     ----------
@@ -181,7 +182,7 @@ class Graph(Windows, Streams):
     root : Node
         The last operator.
     groups : tuple of str, optional
-        The columns of `group_by`, until `agg`.
+        The columns that `group_by` has set for the next `agg`.
     """
 
     def where(self, predicate: str, *, name: str | None = None) -> Self:
@@ -313,7 +314,7 @@ class Graph(Windows, Streams):
     def lookup(
         self, table: str, schema: pa.Schema, *, on: str | Sequence[str], name: str | None = None
     ) -> Self:
-        """Join with a static table by columns of the same name (inner join).
+        """Join the stream with a static table by columns of the same name (inner join).
 
         Raises
         ------

@@ -61,8 +61,8 @@ class Streams(GraphBase):
         ----------
         key, time : str or sequence of str, and str, optional
             Treat the inputs as update streams with this key and time. Inputs that already are update streams
-            need neither, except windows. The time of a window is inside a struct, so compute a column for it,
-            such as ``select("k", at="window.end")``.
+            need neither, except windows. The time of a window is inside a struct, so first compute a column
+            of times, such as ``select("k", at="window.end")``.
         prefer : int or str, optional
             The input that wins ties between update streams: its position (this graph is 0), or the name of
             its last operator or source.
@@ -105,7 +105,7 @@ class Streams(GraphBase):
         if None in times or len(set(times)) > 1:
             raise plain.wrong(
                 "the update streams of a union have no common time",
-                "keep the time unchanged in every select; or compute one, such as at='window.end' of "
+                "keep the time unchanged in every select; or compute a time, such as at='window.end' for "
                 "windows, and pass union(..., key=..., time='at')",
                 times=", ".join(str(column_time) for column_time in times),
             )
@@ -136,9 +136,9 @@ class Streams(GraphBase):
         on : str or sequence of str
             The join columns; for update streams the key.
         time : str
-            A timestamp, a date, or an integer with a `unit`.
+            The column of times: timestamps, dates, or integers with a `unit`.
         within : str or timedelta
-            The maximum distance of two times, inclusive, such as ``"10 s"``.
+            The maximum difference of two times, inclusive, such as ``"10 s"``.
         condition : str, optional
             A further condition over the columns of the output.
         unit : str, optional

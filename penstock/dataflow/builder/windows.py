@@ -45,18 +45,17 @@ class Windows(GraphBase):
         """Define the windows of the next `agg`.
 
         Windows are bounded by time or by row count. In lazy and eager mode the aggregate is an update stream
-        whose key is the group: it has the most recent window of each group. In these modes, and for row
-        windows in every mode, windows of different groups are emitted at different times. Such windows can be
-        neither joined nor aggregated by window.
+        with the most recent window of each group; its key is the group. In these modes, windows of different
+        groups are emitted at different times, and so are row windows and session windows in every mode. Such
+        windows can be neither joined nor aggregated by window.
 
         Parameters
         ----------
         time : str
             A column of timestamps, or of integers with a `unit`.
         size, slide : str or timedelta
-            A duration such as ``"60 s"``. By default the slide equals the size, and windows do not overlap.
-            Alternatively, both are numbers of rows of a group, such as ``"100 rows"``, as in
-            `penstock.update_window`.
+            Durations such as ``"60 s"``, or numbers of a group's rows such as ``"100 rows"``. By default the
+            slide equals the size, so windows do not overlap.
         session : str or timedelta, optional
             The gap of session windows, such as ``"10 minutes"``, instead of size and slide; append mode only.
         unit : str, optional
@@ -70,7 +69,7 @@ class Windows(GraphBase):
         Raises
         ------
         InvalidUsageError
-            If the time, weight, mode or policy is unknown, the slide is longer than the size, or windows of
+            If a column, the mode or the policy is unknown, the slide is longer than the size, or windows of
             this kind or mode do not support an option.
         """
         node_name = self._open("window", name)
@@ -81,7 +80,7 @@ class Windows(GraphBase):
         time_unit = _unit(self.schema.field(time).type)
         if time_unit is not None and unit not in (None, time_unit):
             raise InvalidUsageError(
-                "the unit differs from that of the time column",
+                "the unit differs from the unit of the time column",
                 unit=unit,
                 type=type_text(self.schema.field(time).type),
             )
@@ -138,7 +137,7 @@ class Windows(GraphBase):
         return replace(graph, groups=(*groups, *expressions))
 
     def _select_below(self, expressions: Mapping[str, str]) -> Self:
-        """Add a select of more columns, before the window if there is one; return the graph."""
+        """Return the graph with a projection that adds columns, before the window if there is a window."""
         window = self.root if isinstance(self.root, Window) else None
         below = self if window is None else replace(self, root=window.inputs[0])
         node_name = below._open("select", None)
@@ -151,7 +150,7 @@ class Windows(GraphBase):
         """Aggregate each group of each window: ``agg(load="avg(value)", n="count(*)")``.
 
         The output has the group's columns, ``window`` and the aggregates. ``window`` holds ``start`` and
-        ``end``; for row windows, the times of the first and last row.
+        ``end``. For row windows, these are the times of the first and last row.
 
         Raises
         ------
@@ -179,15 +178,15 @@ class Windows(GraphBase):
     ) -> Self:
         """Join the windows of this aggregate with windows of another aggregate that end at the same time.
 
-        Both aggregates have the same slide; their sizes may differ. The join runs in tumbling windows of the
-        length of the slide. Each tumbling window joins the windows that end when it ends. The output has the
-        columns of both sides, with the join columns once, and ``window`` is the tumbling window.
+        Both aggregates must have the same slide; their sizes may differ. The join runs in tumbling windows
+        whose length is the slide. Each tumbling window joins the windows that end when it ends. The output
+        has the columns of both sides, with the join columns once, and ``window`` is the tumbling window.
 
         Parameters
         ----------
         other : Graph
-            A graph that ends with an aggregate of windows, after which only `where` and `select` may follow.
-            Both graphs may share operators.
+            A graph with an aggregate of windows. After the aggregate, only `where`, `select` and
+            ``group_by("window")`` may follow. Both graphs may share operators.
         on : str or sequence of str
             Columns of both sides. By default every pair of windows that end together is joined.
         condition : str, optional
@@ -216,7 +215,7 @@ class Windows(GraphBase):
 
 
 def _window_of(node: Node) -> Window:
-    """Return the windows of an aggregate beneath a node."""
+    """Return the closest windows above a node."""
     return node if isinstance(node, Window) else _window_of(node.inputs[0])
 
 

@@ -1,7 +1,8 @@
 """The operators of a graph: immutable nodes that hold their inputs, so a node represents the graph above it.
 
-Every node has its output schema and validates itself at construction, both in the builder and in every rule
-that rewrites it. A column whose type only Spark can determine has the type `UNKNOWN`.
+In this package, `above` means towards the sources, and `below` means towards the sink. Every node has its
+output schema and validates itself at construction, both in the builder and in every rule that rewrites the
+node. A column whose type only Spark can determine has the type `UNKNOWN`.
 """
 
 from penstock.dataflow.nodes.base import Node, rebuild, topological
@@ -27,7 +28,6 @@ from penstock.dataflow.nodes.window import (
     RowWindow,
     SessionWindow,
     Window,
-    window_apart,
     window_by_key,
 )
 from penstock.dataflow.nodes.window_join import WindowJoin
@@ -63,6 +63,5 @@ __all__ = [
     "rebuild",
     "topological",
     "update_time",
-    "window_apart",
     "window_by_key",
 ]

@@ -23,7 +23,7 @@ class Node:
     Parameters
     ----------
     name : str
-        The operator's name, unique in a graph as built.
+        The operator's name. Names are unique in a graph as built; rules may repeat a name.
     inputs : tuple of Node
         The operators whose output this operator reads.
 
@@ -67,7 +67,7 @@ class Node:
         return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in self.name)
 
     def wrong(self, fact: str, hint: str | None = None, **context: Any) -> InvalidUsageError:
-        """Build an error that names the operator, with types as in a schema."""
+        """Build an error that names the operator, and spells Arrow types as Spark spells them."""
         known = {
             name: type_text(value) if isinstance(value, pa.DataType) else value
             for name, value in context.items()
@@ -125,7 +125,7 @@ def topological(root: Node) -> Iterator[Node]:
 def rebuild(root: Node, change: Callable[[Node], Node]) -> Node:
     """Apply `change` to every node, inputs first, and return the new graph.
 
-    A node with several readers stays one node.
+    A node that several nodes read is changed only once.
     """
     rebuilt: dict[int, Node] = {}
     for node in topological(root):

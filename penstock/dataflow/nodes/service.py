@@ -12,11 +12,11 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.update_stream.options import check_by_key, check_weight
 
-__all__ = ["check_weights", "describe_limit", "late_rows"]
+__all__ = ["check_weights", "describe_late_rows", "describe_limit"]
 
 
-def late_rows(late_to: str | os.PathLike[str] | None) -> str:
-    """Describe the destination of an operator's late rows; empty if they are not kept."""
+def describe_late_rows(late_to: str | os.PathLike[str] | None) -> str:
+    """Describe the destination of an operator's late rows; return no text if late rows are dropped."""
     return "" if late_to is None else f", late rows to {os.fspath(late_to)}"
 
 
@@ -30,19 +30,20 @@ def describe_limit(budget: int | str | None, contract: FreshnessContract | None)
 def check_weights(
     node: Node, weight: str | Mapping[Any, float] | None, key: Sequence[str] | None = None
 ) -> None:
-    """Check the weights of an operator at its construction.
+    """Check an operator's weights when the operator is constructed.
 
     Parameters
     ----------
     weight : str or mapping, optional
-        A column of the node's input, or weights by key.
+        The column of the node's input that holds the weights, or a mapping from key values to weights.
     key : sequence of str, optional
-        The key, if known.
+        The key's columns, if they are known.
 
     Raises
     ------
     InvalidUsageError
-        If the column is not numeric, or weights by key do not fit the key.
+        If the column is not numeric, a weight in a mapping is not a positive number, or a mapping is given
+        for a key that does not have exactly one column.
     """
     try:
         if isinstance(weight, str):

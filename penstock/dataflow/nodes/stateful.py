@@ -8,7 +8,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
-from penstock.dataflow.nodes.service import check_weights, describe_limit, late_rows
+from penstock.dataflow.nodes.service import check_weights, describe_late_rows, describe_limit
 from penstock.dataflow.nodes.stateless import Select, Source, Union
 from penstock.dataflow.nodes.window import Aggregate, Assemble
 from penstock.dataflow.types import UNKNOWN
@@ -26,16 +26,16 @@ from penstock.sql.expression import Expression, column
 __all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
 
 
-def _results(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
+def _output_columns(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
     """Return the output columns of a queue."""
-    found = _served(schema, options)
+    served = _served_columns(schema, options)
     if options.delete_ttl is not None and options.delete_when is None and DELETED_COLUMN not in schema.names:
         raise InvalidUsageError("delete_ttl is for streams with deletes", hint="pass delete_when, too")
-    return found if options.on_silent is None else found.append(silent_field(found.names))
+    return served if options.on_silent is None else served.append(silent_field(served.names))
 
 
-def _served(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
-    """Return the columns of rows that a queue serves."""
+def _served_columns(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
+    """Return the columns of the rows that a queue serves."""
     if options.apply is None:
         staleness = [pa.field(STALENESS_COLUMN, pa.float64())] if options.staleness_column else []
         return pa.schema([*schema, *staleness])
@@ -45,7 +45,7 @@ def _served(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
     try:
         return parse_schema(output)
     except InvalidUsageError:
-        return schema  # only Spark can determine the schema; it checks when the graph starts
+        return schema  # only Spark can parse this schema; Spark checks it when the graph starts
 
 
 def _check_columns(node: UpdateQueue | UpdateUnion, schema: pa.Schema) -> None:
@@ -60,7 +60,7 @@ def _check_columns(node: UpdateQueue | UpdateUnion, schema: pa.Schema) -> None:
     try:
         check_times(node.update_key, time, options.arrival)
         for option, life in (("ttl", options.ttl), ("delete_ttl", options.delete_ttl)):
-            if isinstance(life, int):  # `shape` writes a duration for each time to live, whatever the time
+            if isinstance(life, int):  # `shape` sets the duration "1 s" even if the time is an integer
                 life_steps(option, life, time.type)
     except InvalidUsageError as error:
         raise node.wrong(error.fact, error.hint, **error.context) from None
@@ -103,7 +103,7 @@ class UpdateQueue(Node):
     def _schema(self) -> pa.Schema:
         schema = self.inputs[0].schema
         _check_columns(self, schema)
-        return distinct(self, _results(schema, self.options))
+        return distinct(self, _output_columns(schema, self.options))
 
     def _key(self) -> tuple[str, ...]:
         missing = [name for name in self.inputs[0].key if name not in self.update_key]
@@ -123,11 +123,11 @@ class UpdateQueue(Node):
 
     @property
     def needs_newest_only(self) -> bool:
-        """Return whether a micro-batch conflated to the newest tuple of each key leads to the same queue.
+        """Whether a reader may drop all tuples of a micro-batch except the newest tuple of each key.
 
-        False for linecutting and freshest, which count the tuples of each key; for staleness, which starts at
-        the first arrival; and for weights, which are checked even on tuples that are replaced by a newer
-        tuple.
+        The policies linecutting and freshest need all tuples, because they count the tuples of each key. A
+        queue also needs all tuples if its options name a column of arrival times, weights or classes:
+        staleness starts at the first arrival, and weights are checked in every tuple.
         """
         options = self.options
         return options.may_conflate and not Policy(options.policy).uses_rates and not options.columns
@@ -137,7 +137,7 @@ class UpdateQueue(Node):
         options = self.options
         budget = describe_limit(options.budget, options.contract)
         suffix = "" if options.semantics == Semantics.UPDATE else f", {options.semantics}"
-        suffix += describe_lives(options, options.delete_ttl) + late_rows(options.late_to)
+        suffix += describe_lives(options, options.delete_ttl) + describe_late_rows(options.late_to)
         return f"({', '.join(self.update_key)}) newest by {self.time}, {options.policy}{budget}{suffix}"
 
 
@@ -148,11 +148,11 @@ class UpdateUnion(Union):
     Parameters
     ----------
     update_key : tuple of str
-        The update key. Inputs that are update streams have the same key.
+        The update key. Inputs that are update streams must have this key.
     time : str
         The column that orders the updates of a key.
     prefer : int, optional
-        The input that wins ties.
+        The position of the input that wins ties.
     options : QueueOptions
         Other arguments of `penstock.update_union`.
     """
@@ -169,7 +169,7 @@ class UpdateUnion(Union):
         # Zero-argument super() fails in a dataclass with slots.
         schema = Union._schema(self)
         _check_columns(self, schema)
-        return distinct(self, _results(schema, self.options))
+        return distinct(self, _output_columns(schema, self.options))
 
     def _key(self) -> tuple[str, ...]:
         for input in self.inputs:
@@ -190,7 +190,8 @@ class UpdateUnion(Union):
         """Return key, time and the preferred input."""
         prefer = "" if self.prefer is None else f", ties to {self.inputs[self.prefer].name}"
         lives = "" if self.options.contract is None else describe_limit(None, self.options.contract)
-        lives += describe_lives(self.options, self.options.delete_ttl) + late_rows(self.options.late_to)
+        lives += describe_lives(self.options, self.options.delete_ttl)
+        lives += describe_late_rows(self.options.late_to)
         return f"({', '.join(self.key)}) newest by {self.time}{prefer}{lives}"
 
 
@@ -271,7 +272,7 @@ class Join(Node):
         return left
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return the required columns of each side, with keys and time; or all, if late rows are kept."""
+        """Return each side's required columns, keys and time; return all columns if late rows are kept."""
         if self.options.late_to is not None:
             return tuple(frozenset(input.schema.names) for input in self.inputs)
         used = required | {*self.on, self.time} | set(self.condition.columns if self.condition else ())
@@ -286,7 +287,7 @@ class Join(Node):
         """Return keys, interval and condition."""
         suffix = f" and {self.condition.text}" if self.condition else ""
         lives = (", deletes" if any(self.marked) else "") + describe_lives(self.options)
-        lives += late_rows(self.options.late_to)
+        lives += describe_late_rows(self.options.late_to)
         return f"on {', '.join(self.on)} within {_duration_us(self.within_us)} of {self.time}{suffix}{lives}"
 
 

@@ -38,7 +38,7 @@ class Source(Node):
     columns : pyarrow.Schema
         The source's columns.
     kind : str
-        ``push``: a program that appends and cannot replay; all other kinds can.
+        ``push`` is a program that appends tuples; it cannot replay them. All other kinds can replay.
     options : tuple of pairs of str
         Options of the reader, such as the path.
     update_key : tuple of str
@@ -46,7 +46,7 @@ class Source(Node):
     time : str, optional
         The column that orders the updates of a key.
     rejects_to : str, optional
-        The p-stream of records that cannot be read, for display only.
+        The p-stream to which the reader writes records that it cannot read. The node only displays it.
     """
 
     label: ClassVar[str] = "source"
@@ -188,11 +188,11 @@ class StreamTableJoin(Node):
         return distinct(self, pa.schema(fields))
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return the required columns of the stream, with the keys."""
+        """Return the stream's required columns and the join columns."""
         return ((required | set(self.on)) & set(self.inputs[0].schema.names),)
 
     def describe(self) -> str:
-        """Return table and keys."""
+        """Return the table and the join columns."""
         return f"in {self.table} by {', '.join(self.on)}"
 
 

@@ -28,7 +28,7 @@ __all__ = ["Transactions"]
 
 @dataclass(frozen=True, slots=True)
 class Transactions(Node):
-    """A transaction for each tuple (S-Store §2): its results, or the reason for its rejection.
+    """Run a transaction for each tuple (S-Store §2); emit its results, or the reason for its rejection.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class Transactions(Node):
 
     @property
     def buckets(self) -> int | None:
-        """The number of buckets; None for the number of shuffle partitions."""
+        """The number of buckets; None means Spark's number of shuffle partitions."""
         if self.options.buckets is None:
             program = program_for(self.procedure, self.inputs[0].schema)
             return 1 if self.options.batch is not None or routing_attribute(program) is None else None
@@ -98,7 +98,7 @@ class Transactions(Node):
 
     @property
     def forwards(self) -> bool:
-        """Whether transactions may need several buckets."""
+        """Whether one transaction may need rows of several buckets."""
         program = program_for(self.procedure, self.inputs[0].schema)
         return self.buckets != 1 and routing_attribute(program) is None
 

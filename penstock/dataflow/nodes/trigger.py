@@ -1,4 +1,4 @@
-"""The trigger intervals of freshness contracts, and their promises."""
+"""The trigger intervals and the promised staleness that follow from a graph's freshness contracts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.operators.freshness.controller import LONGEST_INTERVAL
 __all__ = ["find_longest_intervals", "find_promises", "find_trigger_interval"]
 
 _CYCLES_PER_LIMIT: Final = 8
-"""Number of fixed trigger intervals in the tightest limit of a freshness contract."""
+"""The tightest limit of the freshness contracts is this many times a fixed trigger interval."""
 
 
 def find_trigger_interval(results: Node) -> str | None:
-    """Return a trigger interval for Spark Connect, which is fixed while a query runs.
+    """Return the trigger interval for Spark Connect, where the interval cannot change while a query runs.
 
-    None if there is no contract. Without an interval, micro-batches run back to back, even if a later start
-    would be early enough.
+    Return None if there is no contract. Without an interval, micro-batches run back to back, even if a later
+    start would be early enough.
     """
     return _as_text(topological(results), 1 / _CYCLES_PER_LIMIT)
 
@@ -43,24 +43,26 @@ def find_longest_intervals(results: Node) -> dict[str, str]:
 
 
 def _as_text(nodes: Iterable[Node], share: float) -> str | None:
-    """Return a share of the tightest limit; None if there is no contract."""
+    """Return a trigger interval that is a share of the tightest limit; None if there is no contract."""
     limits_us = [contract.tightest_us for contract in _find_contracts(nodes)]
     return f"{max(int(share * min(limits_us)) // 1000, 1)} ms" if limits_us else None
 
 
 def find_promises(results: Node) -> dict[str, float]:
-    """Return the promised staleness by class, in seconds, of operators after the last p-streams.
+    """Return the staleness in seconds that contracts promise, by the name of the contract's class.
 
-    If several contracts have classes of one name, the least is the promise.
+    Only operators after the last p-streams count. If several contracts have a class of the same name, its
+    promise is the least of their limits.
     """
     limits_s: dict[str, float] = {}
-    for promise in (one for contract in _find_contracts(_find_own(results)) for one in contract.promises):
-        limits_s[promise.name] = min(promise.limit_us / 1e6, limits_s.get(promise.name, math.inf))
+    for contract in _find_contracts(_find_own(results)):
+        for promise in contract.promises:
+            limits_s[promise.name] = min(promise.limit_us / 1e6, limits_s.get(promise.name, math.inf))
     return limits_s
 
 
 def _find_own(root: Node) -> list[Node]:
-    """Return the operators of the query that ends in an operator: those after the last p-streams."""
+    """Return an operator and the operators above it that the same query runs, up to the next p-streams."""
     own: list[Node] = []
     stack = [root]
     while stack:

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, distinct, duration, find_column
-from penstock.dataflow.nodes.service import check_weights, describe_limit, late_rows
+from penstock.dataflow.nodes.service import check_weights, describe_late_rows, describe_limit
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
 from penstock.errors import InvalidUsageError
@@ -32,7 +32,6 @@ __all__ = [
     "SessionWindow",
     "Window",
     "check_window_kept",
-    "window_apart",
     "window_by_key",
 ]
 
@@ -45,7 +44,7 @@ _WINDOW_TYPE: Final = pa.struct({"start": _INSTANT, "end": _INSTANT})
 
 @dataclass(frozen=True, slots=True)
 class Window(Node):
-    """Time windows ``[start, end)`` of the following aggregate, as in Spark.
+    """Define time windows ``[start, end)`` for the following aggregate, as in Spark.
 
     Parameters
     ----------
@@ -54,13 +53,14 @@ class Window(Node):
     options : WindowOptions
         Other arguments of `penstock.update_window`. Mode ``append`` emits all windows; windows that end
         together are emitted in one micro-batch. Modes ``lazy`` and ``eager`` emit each group's most recent
-        window, group by group (UpStream §6). ``delete_when`` is `DELETED_COLUMN`, a column of the input.
+        window, group by group (UpStream §6). If the windows have deletes, ``delete_when`` is
+        `DELETED_COLUMN`, and the input has a column of this name.
     """
 
     stateful: ClassVar[bool] = True
     label: ClassVar[str] = "window"
     separate: ClassVar[str | None] = None
-    """The name of windows whose ends differ between groups; readers make no fragments for them."""
+    """A name for windows whose ends differ between groups, else None; readers make no fragments for these."""
 
     time: str
     time_unit: TimeUnit
@@ -85,7 +85,7 @@ class Window(Node):
 
     @property
     def by_key(self) -> bool:
-        """Whether only each group's most recent window is served, in policy order."""
+        """Whether the operator serves only each group's most recent window, in the order of the policy."""
         return self.options.by_key
 
     @property
@@ -100,7 +100,7 @@ class Window(Node):
 
     @property
     def marks(self) -> pa.Schema:
-        """The columns that mark rows without aggregates: rows of deleted and of silent groups."""
+        """The columns that mark rows of deleted and of silent groups; such rows have no aggregates."""
         options = self.options
         present = ((DELETED_COLUMN, options.delete_when), (SILENT_COLUMN, options.on_silent))
         return pa.schema([pa.field(name, pa.bool_()) for name, option in present if option is not None])
@@ -122,13 +122,13 @@ class Window(Node):
         return f"over {self.time}"
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Add the time and the mark of deletes, or all columns if whole late rows are kept."""
+        """Add the time and the column that marks deletes; add all columns if late rows are kept."""
         options = self.options
         deleted = () if options.delete_when is None else (options.delete_when,)
         return (required.union(self.schema.names if options.late_to is not None else (self.time, *deleted)),)
 
     def describe(self) -> str:
-        """Return size, slide and time; for windows served by key also mode and policy."""
+        """Return size, slide and time; add mode and policy if windows are served by key."""
         late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
         service = ""
         if self.by_key:
@@ -140,20 +140,20 @@ class Window(Node):
                     f", weight {options.weight}" if isinstance(options.weight, str) else ", weights by key"
                 )
         service += ", deletes" if self.options.delete_when is not None else ""
-        service += describe_lives(self.options) + late_rows(self.options.late_to)
+        service += describe_lives(self.options) + describe_late_rows(self.options.late_to)
         return f"{self._describe_lengths()} {self._describe_order()}{late}{service}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWindow(Window):
-    """Windows of a number of rows of a group, in time order, for the following aggregate.
+    """Define windows that each have a fixed number of a group's rows, in time order.
 
-    Only the bucket of a group can count its tuples, so readers do not make fragments.
+    Only the bucket of a group can count the group's rows, so readers make no fragments.
 
     Parameters
     ----------
     size_rows, slide_rows : int
-        Size and slide in rows. The durations of `Window` are unused.
+        Size and slide in rows. The durations that `Window` has are unused.
     """
 
     separate: ClassVar[str | None] = "windows of rows"
@@ -177,12 +177,12 @@ class RowWindow(Window):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionWindow(Window):
-    """Session windows of the following aggregate: rows of a group with less than a gap between them.
+    """Define session windows: each has rows of one group, with less than the gap from row to row.
 
     Parameters
     ----------
     gap_ms : int
-        The least distance at which a row begins a new session. The durations of `Window` are unused.
+        The least time between two successive rows of a group that puts them into different sessions.
     """
 
     separate: ClassVar[str | None] = "session windows"
@@ -205,17 +205,16 @@ class SessionWindow(Window):
 
 @dataclass(frozen=True, slots=True)
 class Extreme:
-    """The windows that an operator must emit; it may prune all other windows.
+    """The windows with the greatest or least aggregate. An operator may prune all other windows.
 
     Parameters
     ----------
     value : str
         The compared aggregate: a count, sum, minimum or maximum of integers or floats.
     greatest : bool
-        Whether windows with the greatest value are kept, rather than the least.
+        Whether the operator keeps the windows with the greatest value rather than the least value.
     by : tuple of str
-        Only windows with equal values in these columns are compared; empty compares all windows that end
-        together.
+        Only windows that end together and have equal values in these columns are compared.
     """
 
     value: str
@@ -232,9 +231,10 @@ class Extreme:
 class Aggregate(Node):
     """Aggregate each group within a window, or within the `WINDOW` of a previous aggregate.
 
-    The output has the group's columns, `WINDOW`, and the aggregates except `WEIGHT`. Windows over an update
-    stream, and windows served by key, are updates of their groups, so the group is the update key (UpStream
-    §3.2). If a rule set `extreme`, windows that cannot be the extreme may be missing.
+    The output has the group's columns, `WINDOW`, and the aggregates except `WEIGHT`. A window over an update
+    stream is an update of its group, and so is a window in lazy or eager mode. For such windows the group is
+    the update key (UpStream §3.2). If a rule has set `extreme`, the output may lack windows that cannot be
+    the extreme.
     """
 
     stateful: ClassVar[bool] = True
@@ -254,7 +254,7 @@ class Aggregate(Node):
             check_weights(self, above.options.weight, self.group_by)
         if not is_windowed and WINDOW not in self.group_by:
             raise self.wrong("an aggregate over a stream needs a window", "call window(...) before group_by")
-        separate_window = None if is_windowed else window_apart(above)
+        separate_window = None if is_windowed else _find_separate_window(above)
         if separate_window is not None and separate_window.separate is not None:
             raise self.wrong(
                 f"{separate_window.separate} cannot be aggregated by window",
@@ -280,11 +280,11 @@ class Aggregate(Node):
         if isinstance(above, Window):
             fields += above.marks
         for partial in self.decomposition.partials:
-            self._check_fold(partial, schema)
+            self._check_values(partial, schema)
         return distinct(self, pa.schema(fields))
 
-    def _check_fold(self, partial: Partial, schema: pa.Schema) -> None:
-        """Refuse values of types that have no partials: all types except numbers and times."""
+    def _check_values(self, partial: Partial, schema: pa.Schema) -> None:
+        """Refuse an aggregate of values whose type its partial does not support."""
         if partial.kind in ("count", "first", "last"):
             return
         if partial.kind == "sketch":
@@ -309,8 +309,8 @@ class Aggregate(Node):
             return
         fits = _is_number(kind) or (partial.kind != "kll" and pa.types.is_temporal(kind))
         if kind != UNKNOWN and not (takes_values(partial.function, kind) if partial.kind == "own" else fits):
-            part = partial.function or f"({partial.expression})"
-            written = [one.text for _, one in self.aggregates if part in one.text]
+            call = partial.function or f"({partial.expression})"
+            written = [expression.text for _, expression in self.aggregates if call in expression.text]
             raise self.wrong(
                 "an aggregate does not take values of this type",
                 "min, max and sum take integers, floats, dates and times; median, percentile and own take "
@@ -322,7 +322,7 @@ class Aggregate(Node):
     def _key(self) -> tuple[str, ...]:
         above = self.inputs[0]
         if not isinstance(above, Window):
-            # Windows that close together may be aggregated across groups, whatever their key.
+            # These windows close together, so an aggregate across groups may drop columns of the key.
             return tuple(name for name in self.group_by if name in above.key)
         missing = [name for name in above.key if name not in self.group_by]
         if missing:
@@ -335,7 +335,7 @@ class Aggregate(Node):
 
     @property
     def decomposition(self) -> Decomposition:
-        """The aggregates as partials."""
+        """The partials of the aggregates, and the expressions that compute the aggregates from partials."""
         window = self.inputs[0]
         time = window.time if isinstance(window, Window) else WINDOW
         texts = {name: expression.text for name, expression in self.aggregates}
@@ -347,7 +347,7 @@ class Aggregate(Node):
         return (frozenset(used | set(self.group_by)),)
 
     def describe(self) -> str:
-        """Return groups and aggregates."""
+        """Return the aggregates and the group columns."""
         aggregates = ", ".join(
             f"{expression.text} AS {name}" for name, expression in self.aggregates if name != WEIGHT
         )
@@ -355,7 +355,7 @@ class Aggregate(Node):
 
     @property
     def suffix(self) -> str:
-        """Return the group columns and the extreme, as the end of a description."""
+        """The end of a description: the group columns and the extreme."""
         groups = f" by {', '.join(self.group_by)}" if self.group_by else ""
         return groups if self.extreme is None else f"{groups}; for {self.extreme.describe()}"
 
@@ -400,7 +400,7 @@ class Assemble(Node):
 
 
 def check_window_kept(node: Node, above: Node) -> None:
-    """Refuse a projection that changes `WINDOW` before an operator that needs whole windows.
+    """Refuse a projection that changes `WINDOW` above an operator that needs whole windows.
 
     Raises
     ------
@@ -423,8 +423,8 @@ def window_by_key(node: Node) -> Window | None:
     return _window(node, lambda window: window.by_key)
 
 
-def window_apart(node: Node) -> Window | None:
-    """Return an input's windows that are emitted group by group, not together; None if there are none."""
+def _find_separate_window(node: Node) -> Window | None:
+    """Return the windows that feed a node and are emitted group by group; None if there are none."""
     return _window(node, lambda window: not window.closes_together)
 
 

@@ -25,9 +25,9 @@ __all__ = ["WindowJoin"]
 class WindowJoin(Node):
     """Join windows of two aggregates that end together, by columns of the same name.
 
-    The join runs in tumbling windows as long as the slide; each holds the windows of either side that end
-    with it. The output has the columns of the left side, with the tumbling window as `WINDOW`, and the right
-    side's columns except the join columns.
+    The join runs in tumbling windows whose length is the slide. Each tumbling window joins the windows of
+    both sides that end when it ends. The output has the left side's columns, with the tumbling window as
+    `WINDOW`, and the right side's columns except the join columns.
     """
 
     stateful: ClassVar[bool] = True
@@ -76,7 +76,7 @@ class WindowJoin(Node):
         return schema
 
     def _key(self) -> tuple[str, ...]:
-        # The columns of both sides are in the output.
+        # The output has the columns of both sides, so both keys are needed.
         left, right = (above.key for above in self.inputs)
         return (*left, *(name for name in right if name not in left))
 
@@ -122,12 +122,12 @@ class WindowJoin(Node):
         return self.window_of(self.inputs[0]).slide_ms
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return the required columns of each side, with keys and window."""
+        """Return the required columns of each side, the join columns and the window."""
         used = required | {*self.on, WINDOW} | set(self.condition.columns if self.condition else ())
         return tuple(used & set(above.schema.names) for above in self.inputs)
 
     def describe(self) -> str:
-        """Return keys, tumbling windows and condition."""
+        """Return the join columns, the length of the tumbling windows, and the condition."""
         names = ", ".join((*self.on, WINDOW))
         suffix = f" and {self.condition.text}" if self.condition else ""
         return f"on {names} of {duration(self.slide_ms)}{suffix}"

@@ -16,15 +16,15 @@ __all__ = ["WindowUnion", "has_all_windows"]
 class WindowUnion(Union):
     """The union of windows of several aggregates in append mode.
 
-    No window replaces another, and several may have the same group and time. So the output is not an update
-    stream, whatever the inputs are.
+    No window replaces another, and several windows may have the same group and time. So the output is not an
+    update stream, even if the inputs are update streams.
     """
 
     def _key(self) -> tuple[str, ...]:
         return ()
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return the required columns and the keys of all inputs, which no input may drop."""
+        """Return the required columns and the keys of all inputs; no input may drop them."""
         return (required | {name for above in self.inputs for name in above.key},) * len(self.inputs)
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.checkpointing.files import absolute_location, open_files
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline
-from penstock.dataflow.checkpoint import place_names, safe_name
+from penstock.dataflow.checkpoint import directory_names, safe_name
 from penstock.jobs.local.pipeline import Places, bind_graph, parallel_of
 from penstock.jobs.replay.recording import Checkpoint, Recording
 from penstock.local_engine.builder import Builder
@@ -103,7 +103,7 @@ def open_query(
         safe_name(bound.graph.name),
         bound.sources,
         bound.tables,
-        {name: directory.place("p-streams", safe) for name, safe in place_names(root).items()},
+        {name: directory.place("p-streams", safe) for name, safe in directory_names(root).items()},
         bound.paths,
         scratch,
         parallel_of(pipeline),

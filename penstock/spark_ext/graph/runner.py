@@ -23,8 +23,8 @@ from penstock.dataflow.checkpoint import (
     Reading,
     check_readers_are_free,
     check_same_graph,
+    directory_names,
     graph_document,
-    place_names,
     safe_name,
 )
 from penstock.dataflow.nodes import Materialize, Node, Sink, Source, rebuild, topological
@@ -137,7 +137,7 @@ def start(
             checkpoint=directory.location,
         )
     register(spark)
-    places = place_names(results)
+    places = directory_names(results)
     frames = Frames(
         spark,
         safe_name(graph.name),

@@ -108,7 +108,7 @@ def test_a_source_is_not_persisted_twice() -> None:
     (stream,) = plan.streams
     assert stream.name == "three"
     assert isinstance(stream.ingest, Scan)
-    assert "is persisted" in plan.choices[0].reason
+    assert plan.choices[0].reason == "a p-stream after a later operator holds its tuples"
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
     ),
     (
         lambda: windows(stream(), mode="lazy").union(windows(stream("b"), mode="lazy")),
-        r"have no common time.*compute one, such as at='window.end' of windows",
+        r"have no common time.*compute a time, such as at='window.end' for windows",
     ),
     (lambda: stream().union(plain("b")), "the update keys of a union differ"),
     (lambda: stream().union(stream("b").select("k", "t", "v")), "the streams of a union differ"),
