@@ -31,12 +31,13 @@ __all__ = ["Assembly"]
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Compute aggregates from partials. The driver creates it; workers use it.
+    """Compute aggregates from partials. The driver creates an `Assembly`; workers use it.
 
     Parameters
     ----------
     aggregates : mapping of str to str
-        Maps the name of an aggregate to its Spark SQL over partials, groups, means and deviations.
+        Maps the name of an aggregate to the Spark SQL that computes it from the columns of partials, groups,
+        means and deviations.
     means : mapping of str to (str, str)
         Maps the name of a mean to the names of its sum and count.
     deviations : mapping of str to (str, str)
@@ -44,7 +45,8 @@ class Assembly:
     quantiles : mapping of str to (str, float, bool)
         Maps the name of a quantile to the name of its sketch, the fraction, and whether to interpolate.
     own : mapping of str to (str, str)
-        Maps the name of the result of a user-defined aggregate to the name of its states, and the aggregate.
+        Maps the result column of a user-defined aggregate to the column of its states and to the aggregate
+        (``module:Class``).
     wraps : bool
         Whether a sum of integers that exceeds 64 bits wraps around, as in Spark without ANSI mode. By default
         such a sum is an error.
@@ -81,7 +83,7 @@ class Assembly:
         }
 
     def finish(self, values: pa.RecordBatch, kept: Iterable[str]) -> pa.RecordBatch:
-        """Return the partials as Spark represents them, and the derived columns.
+        """Return the derived columns, and the partials named in `kept` as Spark represents them.
 
         Raises
         ------
@@ -108,7 +110,7 @@ class Assembly:
             raise InvalidUsageError(
                 "a sum of integers overflows",
                 column=name,
-                hint="sum(CAST(x AS DOUBLE)) does not; avg and stddev are right however large the sum",
+                hint="use sum(CAST(x AS DOUBLE)), which cannot overflow; neither can avg and stddev",
             )
         mask = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
         return pa.array(lows, mask=mask)
@@ -122,7 +124,7 @@ class Assembly:
         return self.means.get(name) or self.deviations.get(name) or ()
 
     def compute(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
-        """Compute a derived column from its parts, row by row."""
+        """Compute a derived column from the columns of its partials (`parts`), row by row."""
         if name in self.own:
             # Imported here, because plans need no compiler.
             from penstock.operators.aggregates.own_states import finish_own

@@ -314,7 +314,7 @@ class _Partials:
         values = call.parts[1:]
         if not values or call.parts[0].kind != "string" or any(value.kind == "star" for value in values):
             raise InvalidUsageError(
-                "an own aggregate is not called with its name and values",
+                "a user-defined aggregate is not called with its name and values",
                 expression=f"{OWN_FUNCTION}({', '.join(texts)})",
                 hint=f"write {OWN_FUNCTION}('module:Class', x)",
             )

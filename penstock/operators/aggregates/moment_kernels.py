@@ -33,7 +33,10 @@ def _distance(value: Any, center: Any) -> Any:
 
 @kernel
 def divide(sums: Any, counts: Any, wholes: Any, rests: Any) -> None:
-    """Divide integers by counts. Equal means give equal results, whatever their counts."""
+    """Divide integers by counts; write the whole parts and the fractions of the means.
+
+    Equal means give equal results, even if they are means of different numbers of values.
+    """
     for i in range(sums.shape[0]):
         total, count = sums[i], max(counts[i], 1)
         if -_EXACT < total < _EXACT:
@@ -45,7 +48,10 @@ def divide(sums: Any, counts: Any, wholes: Any, rests: Any) -> None:
 
 @kernel
 def add_floats(slots: Any, values: Any, cells: Any) -> None:
-    """Add floats, or integers below 53 bits, to slots of (center, count, distances, squares)."""
+    """Add floats, or integers below 2**53, to their slots.
+
+    A row of `cells` holds, for one slot, the center, the count, the sum of distances and the sum of squares.
+    """
     for i in range(slots.shape[0]):
         slot, value = slots[i], np.float64(values[i])
         if cells[slot, 1] == 0.0:
@@ -73,18 +79,20 @@ def add_integers(slots: Any, values: Any, cells: Any, centers: Any) -> None:
 def add_entries(
     slots: Any, counts: Any, wholes: Any, rests: Any, deviations: Any, cells: Any, centers: Any
 ) -> None:
-    """Add entries to slots of (fraction of the center, count, distances, squares).
+    """Add entries, the partials of one pane and group each, to their slots.
 
     Parameters
     ----------
     slots : integer array of n
+        The slot of each entry.
     counts, wholes : int64 arrays of n
-        Number of values in an entry, and the whole part of their mean.
+        The number of values in each entry, and the whole part of their mean.
     rests, deviations : float64 arrays of n
         The fraction of the mean, and M2.
     cells : float64 array of (slots, 4)
+        For each slot: the fraction of the center, the count, the sum of distances, and the sum of squares.
     centers : int64 array of slots
-        Whole parts of centers.
+        The whole parts of the centers.
     """
     for i in range(slots.shape[0]):
         slot, count = slots[i], np.float64(counts[i])
@@ -125,10 +133,12 @@ def slide(
     counts, wholes, rests, deviations : arrays of n
         As in `add_entries`.
     low, high : int64 arrays of m
-        Bounds of non-empty ranges. Both increase; a new group starts after the previous group.
+        The bounds of non-empty ranges of entries. Within a group both bounds increase. The ranges of the next
+        group begin after this group.
     suffix : float64 array of (n, 3)
         Buffer for the front stack: counts, distances, squares.
     out : float64 array of m
+        Receives the M2 of each range.
     """
     middle, end, center = 0, 0, -1
     count, distances, squares = 0.0, 0.0, 0.0

@@ -56,7 +56,7 @@ def deviation_columns(values: pa.RecordBatch, m2: str, count: str, total: str) -
 
 
 def divide_sums(counts: npt.NDArray[np.int64], sums: _Column) -> tuple[npt.NDArray[np.int64], _Floats]:
-    """Return means as whole numbers and fractions; undefined where the count is zero."""
+    """Return means as whole numbers and fractions. A mean is undefined if its count is zero."""
     if pa.types.is_floating(sums.type):
         return np.zeros(len(sums), np.int64), as_floats(sums) / np.maximum(counts, 1)
     lows, _ = to_words(sums)
@@ -65,7 +65,7 @@ def divide_sums(counts: npt.NDArray[np.int64], sums: _Column) -> tuple[npt.NDArr
         moment_kernels.divide(lows, counts, wholes, rests)
         return wholes, rests
     divisors = np.maximum(counts, 1)
-    # A mean fits 64 bits and the guess is near it, so the lower words hold the whole remainder.
+    # A mean fits 64 bits and the guess is near the mean, so the remainder fits into the lower words.
     guess = np.clip(as_floats(sums) / divisors, -(2.0**63), 2.0**63 - 1024).astype(np.int64)
     left = lows - guess * divisors
     more = left // divisors

@@ -83,7 +83,7 @@ class Aggregate:
     words: ClassVar[int]
 
     def __init_subclass__(cls) -> None:
-        """Check a definition."""
+        """Check the definition of a subclass."""
         super().__init_subclass__()
         words = getattr(cls, "words", None)
         if not isinstance(words, int) or isinstance(words, bool) or not 1 <= words <= _MAX_WORDS:
@@ -143,17 +143,17 @@ def find_aggregate(reference: str) -> type[Aggregate]:
     hint = "write own('module:Class', x); the module must be installed or on PYTHONPATH, also for workers"
     if not module or not separator or not path:
         raise InvalidUsageError(
-            "an own aggregate is not named by module and class", name=reference, hint=hint
+            "a user-defined aggregate is not named by module and class", name=reference, hint=hint
         )
     try:
         found = import_named(reference)
     except (ImportError, AttributeError) as error:
         raise InvalidUsageError(
-            "an own aggregate cannot be imported", name=reference, error=str(error), hint=hint
+            "a user-defined aggregate cannot be imported", name=reference, error=str(error), hint=hint
         ) from error
     if not (isinstance(found, type) and issubclass(found, Aggregate) and found is not Aggregate):
         raise InvalidUsageError(
-            "this is not an own aggregate", name=reference, hint="subclass penstock.Aggregate"
+            "this is not a user-defined aggregate", name=reference, hint="subclass penstock.Aggregate"
         )
     return found
 
@@ -185,12 +185,12 @@ def value_expression(
     names = parameter_names(aggregate)
     if len(expressions) != len(names):
         raise InvalidUsageError(
-            "an own aggregate is called with another number of values than its add takes",
+            "a user-defined aggregate is called with another number of values than its add takes",
             aggregate=aggregate.__qualname__,
             values=", ".join(expressions) or "none",
             hint=f"give it {len(names)}: {', '.join(names)}",
         )
-    # A value may be an error in rows that the condition drops, so each has the condition.
+    # Evaluating a value may fail in rows that the condition drops, so each value gets the condition.
     values = [text if condition is None else f"CASE WHEN {condition} THEN {text} END" for text in expressions]
     if len(values) == 1:
         return values[0]

@@ -55,7 +55,7 @@ def _compile(aggregate: Any) -> _Kernels:
     methods = (aggregate.init, aggregate.add, aggregate.merge, aggregate.finish)
     init, add, merge, finish = map(users_kernel, methods)
     count = len(parameter_names(aggregate))
-    # Numba passes on only a fixed number of arguments.
+    # Numba cannot pass a variable number of arguments, so the text lists all of them.
     arguments = ", ".join(f"values[{number}, at]" for number in range(count))
     text = f"lambda state, values, at: add(state, {arguments})"
     add_row = users_kernel(eval(text, {"add": add}))  # noqa: S307  # the text has only numbers
@@ -79,7 +79,7 @@ def _compile(aggregate: Any) -> _Kernels:
 
     @users_kernel
     def unite_ranges(states, low, high, suffix, out):  # type: ignore[no-untyped-def]  # compiled
-        # Two stacks: `suffix` up to `middle`, `back` from there to `end`.
+        # Two stacks: `suffix` merges the states up to `middle`, and `back` those from `middle` to `end`.
         middle = end = 0
         back = np.empty(states.shape[1])  # rows are copied by `_copy`: an assignment compiles for seconds
         for at in range(len(low)):
@@ -129,14 +129,16 @@ def _check(aggregate: type[Aggregate], kernels: _Kernels) -> None:
         kernels.finish(states[:0], np.zeros(0), np.zeros(0, np.bool_))
     except UNCOMPILABLE as error:
         raise InvalidUsageError(
-            "an own aggregate cannot be compiled",
+            "a user-defined aggregate cannot be compiled",
             aggregate=f"{aggregate.__module__}:{aggregate.__qualname__}",
             hint="use numbers, arrays and math only; the cause is Numba's message",
         ) from error
 
 
 class OwnStates:
-    """States of an aggregate by slot: an accumulator of values, or of stored states.
+    """An accumulator with a state of a user-defined aggregate for each slot.
+
+    It adds values to the states, or merges stored states into them.
 
     Parameters
     ----------
@@ -169,15 +171,15 @@ class OwnStates:
     ) -> None:
         """Add values, or merge states; see `penstock.operators.scan.fragments.accumulators.Accumulator`."""
         if values is None:
-            raise InternalError("an own aggregate has no values")
+            raise InternalError("a user-defined aggregate has no values")
         self._reserve(count)
         slots = slots.astype(np.int32, copy=False)
         # The fields of a null struct are null as well.
         columns = values.flatten() if pa.types.is_struct(values.type) else [values]
-        # The kernel reads a row of `values` for each value that the aggregate takes, unchecked.
+        # The kernel reads one column for each value that the aggregate takes, and checks no bounds.
         if not self._of_states and len(columns) != self._kernels.values:
             raise InternalError(
-                "an own aggregate gets another number of values",
+                "a user-defined aggregate gets another number of values",
                 values=len(columns),
                 takes=self._kernels.values,
             )
@@ -196,7 +198,7 @@ class OwnStates:
         return False
 
     def result(self, count: int) -> pa.Array[Any]:
-        """Return the states of the slots from 1 to before `count`."""
+        """Return the states of slots 1 to `count` - 1."""
         self._reserve(count)
         return _images_of(self._states[1:count])
 
@@ -228,12 +230,12 @@ def check_own_images(images: pa.Array[Any], reference: str) -> None:
     """
     size = 8 * find_aggregate(reference).words
     if images.null_count:
-        raise CorruptDataError("a stored state of an own aggregate is null", aggregate=reference)
+        raise CorruptDataError("a stored state of a user-defined aggregate is null", aggregate=reference)
     offsets = np.frombuffer(images.buffers()[1], np.int32)[images.offset :][: len(images) + 1]
     sizes = np.diff(offsets)
     if (sizes != size).any():
         raise CorruptDataError(
-            "a stored state of an own aggregate has another size",
+            "a stored state of a user-defined aggregate has another size",
             aggregate=reference,
             words=float(sizes[sizes != size][0] / 8),
             now=size // 8,

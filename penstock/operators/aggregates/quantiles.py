@@ -81,7 +81,7 @@ def _library() -> Any:
 
 
 class QuantileSketches:
-    """Sketches by slot number. New values can be added to them.
+    """The sketches of all slots, to which values and stored sketches can be added.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class QuantileSketches:
         return sketch
 
     def add_values(self, slots: npt.NDArray[Any], values: npt.NDArray[np.float64]) -> None:
-        """Add values to the sketches of their slots; NaN is skipped."""
+        """Add values to the sketches of their slots; skip NaN."""
         self._waiting.append((slots, values))
         self._rows += len(slots)
         if self._rows > _MAX_WAITING:
@@ -136,7 +136,7 @@ class QuantileSketches:
                 self._sketches[slot] = sketch
 
     def images(self, count: int) -> pa.Array[Any]:
-        """Return the images of the sketches of slots from 1 to before `count`."""
+        """Return the images of the sketches of slots 1 to `count` - 1."""
         self._take_in()
         empty = self._kll(self._size).serialize()
         images = [
@@ -164,7 +164,7 @@ def unite_images(images: pa.Array[Any], low: Integers, high: Integers, log2_size
             self._union.merge(sketch)
 
         def result(self) -> Any:
-            # The library has no copy; `merge` would change the sketch.
+            # The library cannot copy a sketch, and the next `merge` would change this sketch.
             return kll.deserialize(self._union.serialize())
 
     sketches = [kll.deserialize(image) for image in images.to_pylist()]
@@ -231,6 +231,6 @@ def _quantile(sketch: Any, fraction: float, interpolates: bool) -> float | None:
 
 def _values_at(sketch: Any, ranks: Sequence[int]) -> list[float]:
     """Return the values at ranks, counted from 1."""
-    # Half a rank less, so that rounding cannot reach the next rank.
+    # Subtract half a rank, so that rounding cannot reach the next rank.
     values: list[float] = sketch.get_quantiles([(rank - 0.5) / sketch.n for rank in ranks], True)
     return list(values)

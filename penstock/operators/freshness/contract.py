@@ -102,9 +102,9 @@ class FreshnessContract:
         promises = tuple(Promise(str(name), _limit(str(name), limit)) for name, limit in limits.items())
         names = [promise.name for promise in promises]
         if by is not None and ALL_KEYS in names:
-            raise _wrong("the name of a class is taken by all keys together", classes=names)
+            raise _wrong("a class has the name that stands for all keys together", classes=names)
         if OTHER in names[:-1]:
-            raise _wrong("the class of all other keys is not the last one", classes=names)
+            raise _wrong("the class of all other keys is not the last class", classes=names)
         return FreshnessContract(float(found[1]) / 100, promises, by)
 
     @property

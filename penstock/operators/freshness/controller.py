@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 MARGIN = 0.8
-"""Share of a limit that budgets are planned for."""
+"""Budgets are planned for this share of the promised limit."""
 _LEARNING = 0.15
 """Weight of the newest cycle in `Fit`."""
 _SURPRISE = 2.0
@@ -59,7 +59,8 @@ _LEARNING_FROM_SURPRISE = 0.5
 _WAITING_WEIGHT = 0.3
 """Weight of the newest number of waiting keys."""
 _SPREAD = 0.1
-"""Variation of n, relative to its mean, below which cycles show little about the cost of a tuple."""
+"""If the numbers of served tuples vary less than this, relative to their mean, cycles show little about the
+cost of a tuple."""
 _LONGEST_JUMP = 4.0
 """A cycle that takes more than this multiple of the expected duration may be a pause, such as downtime. It is
 learned only if the next measured cycle is surprisingly long as well. Until then, a micro-batch serves as few
@@ -76,7 +77,8 @@ _PACED = (0.95, 1.1)
 starts a little earlier or later after each trigger."""
 _FIRST_ROWS = 1024
 _ROWS_GROWTH = 4.0
-"""A micro-batch serves at most this multiple of what recent ones served: more rows may cost more each."""
+"""A micro-batch serves at most this multiple of the rows that recent micro-batches served, because the cost
+of a row may grow with the number of rows."""
 _ROWS_DECAY = 0.9
 _WINDOW_US = 2_000_000.0
 """The promise is measured over about this time, or twice the limit if that is longer."""
@@ -89,7 +91,7 @@ class Fit:
     Attributes
     ----------
     rows, cycle_us : float
-        Means.
+        The mean number of served tuples, and the mean duration.
     variance, covariance : float
         The variance of the number of tuples, and its covariance with the duration.
     slope_us : float
@@ -186,7 +188,7 @@ class ControllerState:
     interval_us : int
         The trigger interval after the last micro-batch; 0 if the next micro-batch starts at once.
     doubted : Fit or None
-        If the last measured cycle was so long that it may have been a pause: `fit` including this cycle.
+        The fit including the last measured cycle, if this cycle was so long that it may have been a pause.
     rest_us : float
         The time from the end of the operator's work to the end of the last measured cycle, mostly in the
         sink.
@@ -256,8 +258,8 @@ class Decision:
         micro-batch.
     needs : tuple of float
         For each promise: the work of its keys divided by the work that could be done in time. If this number
-        is above 1, the promise cannot hold. To hold, it needs this many times the cores, or the cost or the
-        load divided by this number. Infinite if the fixed cost of a micro-batch alone is too high.
+        is above 1, the promise cannot hold: it needs this many times the cores, or a cost or load that is
+        smaller by this factor. The number is infinite if the fixed cost of a micro-batch alone is too high.
     """
 
     rows: int
@@ -409,7 +411,7 @@ def settle(
         known = fit.row_us or sample
         row_us = known + _LEARNING * (min(sample, _LONGEST_JUMP * known) - known)
         fit = replace(fit, row_us=max(row_us, 1e-3))
-    # As long as in the last cycle, of which a fit learns only a part.
+    # Expect the same time as in the last cycle, because a fit learns only a part of each cycle.
     known_us = state.rest_us * min(served / max(state.served, 1), 1.0)
     rest_us = max(known_us, fit.expect(served) - (finished_us - state.started_us), fit.fixed_us)
     for promise, one, part in zip(contract.promises, state.classes, staleness, strict=True):

@@ -87,7 +87,7 @@ class OverdueTimers:
             self._start(name, max(promised_s - age_s, 0.0))
 
     def expect(self, name: str, in_s: float) -> None:
-        """Report a class of the running micro-batch in some seconds, unless it is reported before.
+        """Report a class of the running micro-batch after `in_s` seconds, unless it was reported before.
 
         A class without a promise is ignored.
         """
@@ -98,7 +98,7 @@ class OverdueTimers:
 
     def end(self) -> None:
         """Cancel the timers: the micro-batch has ended."""
-        with self._telling:  # a timer may just fire
+        with self._telling:  # a timer may fire at this moment
             self._told.update(self._promised_s)
         for _, timer in self._timers.values():
             timer.cancel()
@@ -112,7 +112,7 @@ class OverdueTimers:
         timer.start()
 
     def _fire(self, overdue: Overdue, told: set[str]) -> None:
-        with self._telling:  # a timer that `expect` has replaced may just fire as well
+        with self._telling:  # a timer that `expect` has replaced may fire at the same moment
             if overdue.name in told:
                 return
             told.add(overdue.name)

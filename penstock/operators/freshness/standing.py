@@ -35,7 +35,7 @@ class Standing:
     fixed_us : float
         The fixed cost of a micro-batch.
     earlier_us : float
-        The part of `late_us` that earlier micro-batches left.
+        The part of `late_us` that comes from earlier micro-batches.
     settled_us : int
         The end of the operator's work, up to which `staleness` is measured.
     """
@@ -59,9 +59,9 @@ class Standing:
     def breaks_us(self) -> float:
         """The time at which the promise breaks unless the micro-batch is committed before; may be infinite.
 
-        Until the commit, the staleness of all keys grows as fast as time. So if the commit comes x after the
-        operator's end, the time for which keys were staler than the limit is at least the time for which
-        they were staler than the limit less x.
+        Until the commit, the staleness of all keys grows as fast as time. If the commit comes x after the
+        operator's end, every measured staleness has grown by x. So keys were late for at least the time in
+        which their measured staleness exceeded the limit minus x.
         """
         if self.time_us == 0.0:  # no key of the class
             return math.inf
@@ -78,7 +78,7 @@ class Standing:
             return f"a micro-batch's fixed {fixed:.0f} ms are too long for {limit:g} ms; promise more time"
         if self.needs <= 1.0:
             return ""
-        return f"{self.needs:.1f} times the cores, or as many times less cost of a tuple or waiting keys"
+        return f"{self.needs:.1f} times the cores, or a cost of a tuple or number of keys this much smaller"
 
     def summary(self) -> dict[str, Any]:
         """Return the standing for users."""

@@ -43,8 +43,8 @@ __all__ = ["Matched", "UpdateJoin"]
 
 _PAGE_ROWS: Final = 256
 _UNIT_KEYS: Final = 1 << 20  # maximum number of keys in a p-unit of a snapshot
-_MOST_PAIRS_PER_ROUND: Final = 1 << 18  # evaluated together; each key contributes at least one
-_MIN_DEAD_KEYS_TO_REBUILD: Final = 1024  # keys without state, before the index is rebuilt
+_MOST_PAIRS_PER_ROUND: Final = 1 << 18  # pairs evaluated together; each key contributes at least one pair
+_MIN_DEAD_KEYS_TO_REBUILD: Final = 1024  # the index is rebuilt only if more keys have no state
 
 _OWNER: Final = f"{RESERVED_PREFIX}cell"
 _MATCHED: Final = (f"{RESERVED_PREFIX}left", f"{RESERVED_PREFIX}right")
@@ -157,7 +157,8 @@ class UpdateJoin:
             deletes = arrivals.rows.column(stream.deleted).to_numpy(zero_copy_only=False) & ~late
         if self._lives is not None:
             self._lives.note(ids[~late], times[~late])
-        # In time order, lists grow at their heads. The sort is stable, so if times are equal, the first wins.
+        # Tuples in time order are usually inserted at the head of their list, which is fast. If times are
+        # equal, the first arrival comes first and is kept.
         order = np.lexsort((arrivals.last, times))
         order = order[~(late | deletes)[order]]
         payload = arrivals.rows.select(side.payload.names).take(pa.array(order))
@@ -176,7 +177,7 @@ class UpdateJoin:
         return ids[order[new]], gone
 
     def _take_away(self, ids: Integers, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Add a row for each last match that lost a tuple and that no newer match replaces."""
+        """Add a row that retracts each last match that lost a tuple and that no newer match replaces."""
         if self._deletes is None or not len(ids):
             return rows
         taken = self._deletes.take_away(ids, self._matched)
@@ -268,7 +269,7 @@ class UpdateJoin:
     def _let_go(self, ids: Integers) -> Expired:
         """Remove keys from the state, and return them."""
         if self._lives is not None:
-            # The numbers of keys depend on what this copy loaded; their hashes do not.
+            # Sort by hash: key numbers depend on what this working copy loaded, hashes do not.
             ids = ids[np.lexsort((self._index.keys.hashes[ids], self._lives.last[ids]))]
         keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
         if self._lives is None or not len(ids):
@@ -282,7 +283,7 @@ class UpdateJoin:
             side.free(places[leaves[side.owner[places]]])
             side.head[ids] = NOBODY
         self._forget(ids)
-        # Not stored: the horizon shows which keys have left.
+        # The next delta need not store these keys: the stored horizon shows which keys have left.
         self._dirty[ids] = False
         return expired
 
@@ -309,7 +310,8 @@ class UpdateJoin:
         if self._lives is not None and self.joined.tells_silent:
             alive |= self._lives.last[:keys] != NEVER
         if self._deletes is not None:
-            # A match may be taken away at any time. Deletes can make tuples after the watermark late.
+            # A later delete may retract a match at any time. A tuple after the watermark may be late because
+            # of an earlier delete.
             alive |= (newest != NEVER) & (self._deletes.away[:keys] == 0)
             deleted = np.maximum(*self._deletes.sides)[:keys]
             alive |= deleted >= max(oldest, NEVER + 1)
@@ -395,7 +397,7 @@ class UpdateJoin:
             blocks[name] = pa.RecordBatch.from_arrays(
                 [owner, *payload.columns], [_OWNER, *payload.schema.names]
             )
-        # The delay may change at a restart; earlier tuples were freed by the previous delay.
+        # A restart may change the delay, but earlier tuples were freed according to the stored delay.
         meta = {"rows": self.keys, "held": self.held, "newest": self.newest, "delay": self.joined.delay}
         return PUnit(kind, meta if self._lives is None else meta | self._lives.meta, blocks)
 

@@ -19,7 +19,7 @@ __all__ = ["NOBODY", "START", "find_pairs", "link", "mark_old", "unlink_older", 
 NOBODY = -1
 """The end of a list."""
 START = -2
-"""Partner value before the first pair of the newer tuple."""
+"""The value of `partner` if the newer tuple has no pair yet."""
 
 
 @kernel
@@ -39,7 +39,7 @@ def link(
 ) -> Any:
     """Insert tuples into the lists of their keys; mark the inserted tuples.
 
-    Of tuples with equal time, the first stays.
+    If tuples of a key have equal times, only the first tuple is inserted.
     """
     new = np.zeros(ids.shape[0], np.bool_)
     for i in range(ids.shape[0]):
@@ -193,7 +193,7 @@ def unlink_useless(
 def unlink_older(
     ids: Integers, limits: Integers, head: Integers, after: Integers, held: Integers, freed: Integers
 ) -> int:
-    """Unlink the tuples of each key up to its limit; return the number of locations in `freed`."""
+    """Unlink each key's tuples up to the key's time limit; return the number of locations in `freed`."""
     count = 0
     for i in range(ids.shape[0]):
         before, at = NOBODY, head[ids[i]]

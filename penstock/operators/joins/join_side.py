@@ -50,7 +50,10 @@ class JoinSide:
         self.head[size:] = NOBODY
 
     def put(self, ids: Integers, times: Integers, payload: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Add rows, in any order; of equal times only the first. Return the mask of the added rows."""
+        """Add rows, and return the mask of the added rows.
+
+        If a key's rows have equal times, only the first row is added.
+        """
         locations = self.memory.allocate(len(ids))
         self._resize()
         new = link(ids, times, locations, self.head, self.after, self.times)

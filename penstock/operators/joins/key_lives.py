@@ -37,7 +37,7 @@ class KeyLives:
 
     @property
     def meta(self) -> dict[str, int]:
-        """The state to store once."""
+        """The state that is stored once for all keys."""
         return {"horizon": self.horizon, "expired": self.expired}
 
     def restore(self, fields: Fields) -> None:
@@ -51,7 +51,7 @@ class KeyLives:
         self.last[size:] = NEVER
 
     def note(self, ids: Integers, times: Integers) -> None:
-        """Remember tuples that are not late until `settle` is called."""
+        """Remember tuples, none of them late, until `settle` is called."""
         self._arrived.append((ids, times))
 
     def settle(self, newest: int | None, ttl: int) -> list[Integers]:

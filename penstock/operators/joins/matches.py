@@ -21,9 +21,10 @@ class Matched:
     Attributes
     ----------
     rows : pyarrow.RecordBatch
-        The newest match of each key that has a new match. With deletes, also a row for each retracted match.
+        The newest match of each key that has a new match. If a side has deletes, there is also a row for each
+        retracted match.
     rows_in : int
-        Arriving tuples.
+        Tuples that arrived.
     late : int
         Tuples dropped on arrival because they were too old for a future match.
     duplicates : int

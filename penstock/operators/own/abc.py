@@ -163,7 +163,7 @@ def output_schema(operator: Operator) -> pa.Schema:
     """
     if not isinstance(operator, Operator):
         raise InvalidUsageError(
-            "this is no operator", got=type(operator).__name__, hint="pass an object of a penstock.Operator"
+            "this is no operator", got=type(operator).__name__, hint="pass an instance of a penstock.Operator"
         )
     output = getattr(operator, "output", None)
     if not isinstance(output, str):

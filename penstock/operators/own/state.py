@@ -41,7 +41,7 @@ def call(operator: Operator, method: str, *arguments: Any) -> Any:
 
 
 class OperatorState:
-    """An operator with the tables of its newest version. A working copy.
+    """The working copy of a user-defined operator: the operator, and the tables of its newest version.
 
     A unit names all tables in its metadata and holds the changed tables as blocks. A table that a unit does
     not name was removed. A snapshot holds all tables::
@@ -55,7 +55,7 @@ class OperatorState:
     template : Operator
         The operator that the user made; the state copies it.
     start : str
-        The id of the query's start in which the state was made.
+        The id of the start of the query; see `renew`.
     """
 
     def __init__(self, template: Operator, start: str = "") -> None:
@@ -139,7 +139,7 @@ class OperatorState:
             blocks = {name: blocks[name] for name in names}
         self._blocks = blocks
         self._tables = {name: pa.Table.from_batches([block]) for name, block in blocks.items()}
-        # The object may have run before.
+        # The operator may have run since the stored version, so start with a new copy.
         self._make()
 
     def renew(self, template: Operator, start: str) -> None:

@@ -59,9 +59,12 @@ class KeyedQueue(ABC):
         self.measured_cost_us: float | None = None
         self.weights = weights
         self.urgent_us: tuple[int, ...] = ()
-        """By promise of a contract, the least staleness at which a key goes first; see `list_urgent`."""
+        """For each promise of a contract, the staleness from which a key goes first; see `list_urgent`."""
         self.dropped: list[DroppedTuples] | None = None
-        """Late tuples and duplicates, if the owner sets a list. If so, arrivals must not be conflated."""
+        """A list that the owner may set, to collect late tuples and duplicates.
+
+        With a list, arrivals must not be conflated.
+        """
 
     @abstractmethod
     def __len__(self) -> int:

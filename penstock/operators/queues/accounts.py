@@ -53,7 +53,7 @@ class KeyAccounts:
             "interval_us": 0.0,
             "dequeued_us": 0,
             "delivered_us": 0,
-            # Valid only while the key waits.
+            # The following columns, down to `in_service`, are valid only while the key waits.
             "location": NOWHERE,
             "waiting": 0,
             "arrived_us": 0,
@@ -80,7 +80,7 @@ class KeyAccounts:
         if classes:
             stored.append("class")
         if stream.costs_by_key:
-            columns["cost_us"] = 0.0  # 0: unknown
+            columns["cost_us"] = 0.0  # 0 means unknown
             stored.append("cost_us")
         self._policy = policy
         self.records = new_key_records(stream, columns, stored, table, forgetting)
@@ -96,7 +96,7 @@ class KeyAccounts:
         self.settled_at_us: int | None = None
         """Time up to which staleness is counted; None before the first arrival."""
         self.served_at_us: int | None = None
-        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
+        """The time of the last dequeue or, if later, of the first arrival after the queue was empty."""
         self.in_service = 0
         """Number of tuples dequeued but not yet delivered."""
 
@@ -190,7 +190,7 @@ class KeyAccounts:
         return np.maximum(np.rint(root), 1).astype(np.int64)
 
     def count_classes(self, mask: npt.NDArray[np.bool_]) -> list[int]:
-        """Return how many of the keys that `mask` marks are in each class."""
+        """Return, for each class, the number of its keys that `mask` marks."""
         classes = self.records["class"][: len(mask)][mask]
         return np.bincount(classes, minlength=len(self._class_meters)).tolist()
 
@@ -217,7 +217,7 @@ class KeyAccounts:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The state to store once."""
+        """The state that is stored once for all keys."""
         controller = {} if self.controller is None else {"controller": self.controller.to_json()}
         return {
             **controller,

@@ -26,17 +26,18 @@ def find_dropped(
     given_way: Integers,
     horizon: int,
 ) -> list[DroppedTuples]:
-    """Return the arriving tuples that are late or duplicates; called before the records change.
+    """Return the arriving tuples that are late or duplicates. The caller has not changed the records yet.
 
     Parameters
     ----------
     whole, arrivals : Arrivals
-        All tuples, and the newest of each key.
+        All tuples, and the newest tuple of each key.
     ids : int64 array
         The number of each key of `arrivals`.
-    accepted, newest, given_way : arrays
-        For each key, whether its newest tuple is in time, whether this tuple will wait, and how many
-        duplicates the key has.
+    accepted, newest : bool arrays
+        For each key, whether its newest tuple is not late, and whether this tuple will wait.
+    given_way : int64 array
+        The number of duplicates of each key.
     horizon : int
         Keys whose last time is at most this time may have left the state.
     """
@@ -46,7 +47,7 @@ def find_dropped(
     repeats = np.zeros(len(whole), np.bool_)
     if stream.source:
         same = stream.times(whole.rows) == stream.times(arrivals.rows)[of]
-        # The tuple that will wait has the position of its conflated arrival.
+        # The conflated arrival has the position of the tuple that will wait.
         repeats = (given_way > 0)[of] & same & ~(newest[of] & (whole.last == arrivals.last[of]))
     late = ~accepted[of] & ~repeats
     emitted = records["emitted"][ids][of]

@@ -43,7 +43,7 @@ class Lives:
     Parameters
     ----------
     key, deleted : int or None
-        The time to live of a key, and of a deleted key; None for ever.
+        The time to live of a key, and of a deleted key. None means that keys never leave.
     """
 
     key: int | None = None
@@ -92,12 +92,12 @@ class KeyExpiry:
         self.horizon = self.deleted_horizon = NEVER
         self.expired = 0
         self._limits = (NEVER, NEVER)
-        """The candidates are all idle keys up to these times; see `horizon` and `deleted_horizon`."""
+        """Limits like `horizon` and `deleted_horizon`: all idle keys up to these times are candidates."""
         self.candidates = np.zeros(0, np.int64)
 
     @property
     def meta(self) -> dict[str, int]:
-        """The state to store once; empty as long as no key can have left."""
+        """The state that is stored once for all keys; empty as long as no key can have left."""
         if self.horizon == self.deleted_horizon == NEVER:
             return {}
         return {"horizon": self.horizon, "deleted_horizon": self.deleted_horizon, "expired": self.expired}
@@ -128,7 +128,7 @@ class KeyExpiry:
         self, emitted: Integers, resident: npt.NDArray[np.bool_], times: Integers
     ) -> npt.NDArray[np.bool_]:
         """Mark arrivals that may be late: the key has no record, and may have left after a newer tuple."""
-        # The least integer is a valid time, unless a key may have left.
+        # Before any key can leave, the horizon is `NEVER`, the least integer, which is also a valid time.
         late = times <= self.last_horizon if self.last_horizon != NEVER else np.zeros(len(times), np.bool_)
         return (emitted == NEVER) & ~resident & late
 

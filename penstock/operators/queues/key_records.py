@@ -26,7 +26,7 @@ from penstock.state_store.tables.working_copy import TableMaker
 __all__ = ["BOOKED", "ForgetRule", "KeyRecords", "TabledKeyRecords", "is_before_horizon", "new_key_records"]
 
 BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
-"""Columns with the time up to which staleness is counted, and the columns that equal them for idle keys."""
+"""Pairs of columns: the time up to which staleness is counted, and the equal time of an idle key's record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class ForgetRule:
     Parameters
     ----------
     min_idle : int
-        Idle keys are not forgotten while there are at most this many ...
+        No key is forgotten while there are at most this many idle keys.
     idle_per_kept : float
-        ... or at most this multiple of the kept keys, whichever is more.
+        No key is forgotten while the number of idle keys is at most this multiple of the kept keys.
     """
 
     min_idle: int = 1024
@@ -211,7 +211,7 @@ class KeyRecords:
         return self._forgetting.should_forget(self._gone, len(self) - self._gone)
 
     def may_forget(self, kept: int) -> bool:
-        """Return whether forgetting all but at most this many keys is worth its cost."""
+        """Return whether forgetting is worth its cost, if at most `kept` keys remain."""
         return False
 
     def keep(self, ids: Integers) -> None:

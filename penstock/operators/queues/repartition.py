@@ -178,7 +178,7 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
         "rows": records.num_rows,
         "waiting": waiting.num_rows,
         "birth_us": min(known("birth_us"), default=None),
-        # An earlier time would count the staleness of the later bucket twice.
+        # With an earlier time, staleness that a bucket has already counted would be counted again.
         "settled_at_us": max(known("settled_at_us"), default=None),
         "served_at_us": max(known("served_at_us"), default=None),
         "cost_us": sum(costs) / len(costs) * cost_factor if costs else None,

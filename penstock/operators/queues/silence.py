@@ -22,9 +22,9 @@ def with_silent_rows(
     Parameters
     ----------
     output : pyarrow.Schema
-        The columns, with the mark.
+        The output columns, including the mark.
     stream : UpdateStream
-        The key, and the time with its type.
+        Defines the key, and the time with its type.
     """
     marked = [mark_rows(rows) for rows in batches]
     alive = np.flatnonzero(~expired.deleted)

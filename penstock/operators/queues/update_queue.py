@@ -242,7 +242,7 @@ class UpdateQueue(KeyedQueue):
         if newest is not None:
             self.expiry.advance(newest, lives)
         ids, records = self.expiry.find(self._records, lives), self._records
-        # The numbers of keys depend on what this copy loaded; their hashes do not.
+        # Sort by hash: key numbers depend on what this working copy loaded, hashes do not.
         ids = ids[np.lexsort((records.hashes(ids), records["emitted"][ids]))]
         deleted = records["deleted"][ids] != 0 if self.stream.deleted else np.zeros(len(ids), np.bool_)
         expired = Expired(records.key_columns(ids), records["emitted"][ids], deleted)
@@ -379,7 +379,7 @@ class UpdateQueue(KeyedQueue):
     def _compare(
         self, arrivals: Arrivals, ids: Integers, times: Integers
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Integers]:
-        """Return masks of the arrivals in time and of the arrivals that will wait, and the counts of ties."""
+        """Return masks of the arrivals that are in time and that will wait, and the counts of duplicates."""
         records = self._records
         emitted, waiting = records["emitted"][ids], records["waiting"][ids]
         resident = records["location"][ids] != NOWHERE

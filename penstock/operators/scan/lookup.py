@@ -26,7 +26,7 @@ def can_be_looked_up(kind: pa.DataType) -> bool:
 class Lookup:
     """An inner join of rows with an in-memory table whose `on` columns form a unique key.
 
-    A look-up is serialized as text; see `to_text`.
+    A lookup is serialized as text; see `to_text`.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Lookup:
         for column, field in zip(columns, self._fields, strict=True):
             if column.type != field.type:
                 raise InvalidUsageError(
-                    "a column and the table's column that it is looked up in have different types",
+                    "a column has another type than the lookup table's column of the same name",
                     column=field.name,
                     type=str(column.type),
                     wanted=str(field.type),

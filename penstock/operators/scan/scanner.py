@@ -144,8 +144,8 @@ class Scanner:
         tables : iterable of pyarrow.Table
             Tables with the scan's columns; text columns may be dictionaries.
         most_fragments : int, optional
-            Yield the fragments whenever there are this many. Fragments that follow may have the same panes
-            and groups.
+            Yield the fragments whenever there are this many. Later fragments may have the same panes and
+            groups as fragments that were yielded before.
 
         Raises
         ------

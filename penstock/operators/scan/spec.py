@@ -148,9 +148,11 @@ class Partial:
     def __post_init__(self) -> None:
         _require(self.kind in _KINDS, "unknown partial", kind=self.kind, known=", ".join(_KINDS))
         _require(bool(self.expression and self.name), "a partial without expression or name", kind=self.kind)
-        _require(self.expression != "*" or self.kind == "count", "only count is of *", kind=self.kind)
+        _require(self.expression != "*" or self.kind == "count", "only count takes *", kind=self.kind)
         _require(
-            (self.log2_size > 0) == (self.kind in ("sketch", "kll")), "a sketch has a size", kind=self.kind
+            (self.log2_size > 0) == (self.kind in ("sketch", "kll")),
+            "only a sketch has a size",
+            kind=self.kind,
         )
         _require(bool(self.function) == (self.kind == "own"), "only own has a function", kind=self.kind)
 
@@ -213,8 +215,8 @@ class Fragments:
     partials : tuple of Partial
         The partials, with distinct names.
     delay_ms : int
-        If the watermark's delay is not a whole number of panes, the delay; otherwise 0. Only `add_watermark`
-        sets this number, and then also adds the partial `NEWEST`.
+        The watermark's delay if it is not a whole number of panes; otherwise 0. Only `add_watermark` sets a
+        number above 0, and then also adds the partial `NEWEST`.
 
     Raises
     ------
@@ -241,7 +243,7 @@ class Fragments:
         _require(bool(self.partials), "fragments aggregate nothing")
         _require_names((PANE, *self.group_by, *(partial.name for partial in self.partials)), "a fragment")
         told = any(partial.name == NEWEST for partial in self.partials)
-        _require((self.delay_ms > 0) == told, "a delay goes with the newest time", delay_ms=self.delay_ms)
+        _require((self.delay_ms > 0) == told, "a delay needs the newest time", delay_ms=self.delay_ms)
 
     def add_watermark(self, delay_ms: int, time: str) -> Fragments:
         """Return fragments that also compute the newest time, if a watermark with this delay needs it.
@@ -323,7 +325,7 @@ class Scan:
     def _need_columns(self, names: Iterable[str]) -> None:
         for name in names:
             _require(
-                name in self.selected, "a column that is not made", column=name, made=", ".join(self.selected)
+                name in self.selected, "there is no such column", column=name, known=", ".join(self.selected)
             )
 
     def __hash__(self) -> int:

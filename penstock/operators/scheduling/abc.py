@@ -33,7 +33,7 @@ class Scheduler(ABC):
     """
 
     columns: ClassVar[Mapping[str, pa.DataType]]
-    """Name and type of the values that `store` returns for each waiting key."""
+    """The names and types of the values that `store` returns for each waiting key."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -104,11 +104,11 @@ class Scheduler(ABC):
     @property
     @abstractmethod
     def meta(self) -> dict[str, float]:
-        """The state to store once for all keys."""
+        """The state that is stored once for all keys."""
 
     @abstractmethod
     def store(self, ids: Integers) -> dict[str, Any]:
-        """Return the state to store for each of some waiting keys, as `columns`."""
+        """Return the state of waiting keys that is stored for each key, with the names in `columns`."""
 
     @abstractmethod
     def put_back(self, ids: Integers, columns: Mapping[str, Any]) -> None:

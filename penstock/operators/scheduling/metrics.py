@@ -27,14 +27,16 @@ class BatchMetrics:
     Attributes
     ----------
     rows_in, conflated, late, duplicates, dropped, emitted : int
-        Numbers of tuples, in this order: all that arrived; replaced by a newer tuple; older than an emitted
-        tuple; in a union, with the key and time of another tuple; dropped because of a null; served. With
-        ``apply``, `emitted` counts the tuples that ``apply`` gets.
+        `rows_in` counts the tuples that arrived. `conflated` counts tuples that a newer tuple replaced,
+        `late` tuples that are older than an emitted tuple, `duplicates` tuples of a union that have the key
+        and time of another tuple, and `dropped` tuples with a null. `emitted` counts the served tuples; with
+        ``apply`` these are the tuples that ``apply`` gets.
     rows_out : int
-        Output rows; differs from `emitted` if ``apply`` filters or multiplies rows.
-    waiting_keys, keys : int
-        The number of keys (under append semantics, of tuples) that wait after the batch; and the number of
-        keys ever seen that have not left (for a join, of keys with state).
+        The number of output rows. It differs from `emitted` if ``apply`` filters or multiplies rows.
+    waiting_keys : int
+        The number of keys that wait after the batch; under append semantics, the number of waiting tuples.
+    keys : int
+        The number of keys ever seen that have not left; for a join, the number of keys with state.
     expired : int
         Keys that left the state because they had no update for their time to live.
     held, freed : int
@@ -73,8 +75,8 @@ class BatchMetrics:
     state_bytes_written, state_bytes : int
         The bytes of state that this batch committed, and the memory of the working copies.
     loads, catch_ups, hits : int
-        Numbers of buckets, by how their state was loaded: read whole; cached, and brought up to date by
-        deltas; cached and current.
+        The numbers of buckets whose state was read whole (`loads`), was cached and brought up to date by
+        deltas (`catch_ups`), and was cached and current (`hits`).
     """
 
     rows_in: int = 0

@@ -17,7 +17,7 @@ _COST_WEIGHT = 0.2
 """Weight of the newest measurement in the mean cost of a tuple."""
 _COST_JUMP = 4.0
 _CORRECTION = 0.5
-"""How far the costs of keys follow one measurement of their sum, as an exponent."""
+"""The exponent that determines how far the costs of keys follow one measurement of their sum."""
 
 
 def mean_interval(interval: npt.NDArray[np.float64], gap: Any, count: Integers) -> npt.NDArray[np.float64]:

@@ -61,7 +61,7 @@ class ServedQueue(Protocol[A_contra]):
 
     @property
     def served_at_us(self) -> int | None:
-        """Time of the last dequeue or, if later, of the first arrival at the empty queue."""
+        """The time of the last dequeue or, if later, of the first arrival after the queue was empty."""
 
     def numbers_of(self, keys: Keys) -> Integers:
         """Return the number of each key, -1 for unknown keys."""

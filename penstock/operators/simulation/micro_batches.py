@@ -30,7 +30,7 @@ class Engine:
     Attributes
     ----------
     fixed_us : int
-        Time of a micro-batch without tuples, half of it before the operator.
+        The time of a micro-batch without tuples. Half of this time passes before the operator runs.
     each_fixed_us : tuple of int
         The fixed times of the micro-batches of a test run. Simulated micro-batches take these times in turn,
         instead of `fixed_us`. If empty, all micro-batches take `fixed_us`.
@@ -78,9 +78,9 @@ def run_micro_batches(
     place: str | None = None,
     paced: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Run micro-batches back to back while rows arrive, and yield each.
+    """Run micro-batches back to back while rows arrive, and yield each of them.
 
-    A micro-batch takes all rows that have arrived when it starts. A bucket runs if it has rows, old or new.
+    A micro-batch takes all rows that have arrived when it starts. A bucket runs if rows arrive or wait in it.
 
     Parameters
     ----------

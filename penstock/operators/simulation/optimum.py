@@ -52,8 +52,8 @@ def lower_bound(rates: Floats, cost: float, weights: Floats | None = None) -> fl
 
     def bound_at(log_price: float) -> float:
         price = math.exp(log_price)
-        # After a service just before an arrival, the next update comes 1 / p - 1 units later on average;
-        # after a service at the moment of an arrival, 1 / p units later.
+        # If a service ends just before an arrival, the next update comes 1 / p - 1 units later on average.
+        # If a service ends at the moment of an arrival, the next update comes 1 / p units later.
         idle = 1.0 / rates - whole
         best = np.sqrt(idle * idle + 2.0 * price / weights) - idle
         stale = np.maximum([np.floor(best), np.ceil(best)], whole)

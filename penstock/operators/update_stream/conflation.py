@@ -150,10 +150,10 @@ class Conflation:
         self._index = KeyIndex()
         self._words = WordIndex() if self._stream.codec.is_word else None
         self._rows: list[pa.RecordBatch] = []
-        # Kept are the newest rows, at these positions, and all rows from the next position on.
+        # The kept rows are the newest rows, at these positions, and all rows from the next position on.
         self._last = _EMPTY
         self._position = self._held_rows = self._size_bytes = 0
-        # One row per key: time and number of the newest row, tuple count, position of the first.
+        # By key: the time and number of the newest row, the count of tuples, the position of the first tuple.
         self._newest, self._newest_row, self._total, self._earliest = (_EMPTY for _ in range(4))
         self._earliest_arrival, self._least_source, self._ties = (_EMPTY for _ in range(3))
 

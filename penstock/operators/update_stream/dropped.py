@@ -46,7 +46,7 @@ class DroppedTuples:
     def choose(
         rows: pa.RecordBatch, chosen: Any, reason: str, missed: Integers | None = None
     ) -> list[DroppedTuples]:
-        """Return the rows where a mask is true; nothing if there are none."""
+        """Return the rows where a mask is true, as a list of one element; an empty list if there are none."""
         if not chosen.any():
             return []
         kept = rows.filter(pa.array(chosen))
@@ -55,7 +55,7 @@ class DroppedTuples:
 
 @dataclass(frozen=True)
 class DroppedForm:
-    """The form in which an operator writes dropped rows. Created on the driver, used in workers.
+    """The form in which an operator writes dropped rows. The driver creates it; workers use it.
 
     Parameters
     ----------

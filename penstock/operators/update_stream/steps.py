@@ -79,7 +79,7 @@ def steps_of(option: str, duration: str | timedelta, kind: pa.DataType, unit: st
                 hint="use a timestamp, a date or an integer; cast others first",
             )
         if unit_of_type is not None and unit not in (None, unit_of_type):
-            raise InvalidUsageError("the unit differs from that of the time column", unit=unit, type=kind)
+            raise InvalidUsageError("the unit differs from the unit of the time column", unit=unit, type=kind)
         step = unit_of_type or unit
         if step not in _STEPS_A_SECOND:
             raise InvalidUsageError(

@@ -56,7 +56,7 @@ class Accumulator(Protocol):
         """Add rows by runs if that is faster; return whether they were added."""
 
     def result(self, count: int) -> Column:
-        """Return the partials of the slots from 1 to before `count`."""
+        """Return the partials of slots 1 to `count` - 1."""
 
 
 def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
@@ -144,7 +144,7 @@ class Nulls:
 
 
 class _Sum:
-    """Sums of floats; `_seen` is None until the first null, because then every slot has a value."""
+    """Sums of floats. Until the first null, every slot has a value, and `_seen` is None."""
 
     _sums: npt.NDArray[Any]
 
@@ -185,7 +185,7 @@ class _Sum:
         return True
 
     def _mask(self, count: int) -> npt.NDArray[np.bool_] | None:
-        """Mark slots without a value; None if all have one."""
+        """Return a mask of the slots without a value; None if every slot has a value."""
         return None if self._seen is None else ~_grow(self._seen, count)[1:count]
 
     def result(self, count: int) -> Column:
@@ -193,7 +193,7 @@ class _Sum:
 
 
 class _WholeSum(_Sum):
-    """Sums of integers, which get two words once one of them might exceed 64 bits."""
+    """Sums of integers. Once any sum might exceed 64 bits, all sums have two words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ class _Extreme:
 
 
 class Row:
-    """The value of the first or last row of each slot; replaced values stay in memory until `result`."""
+    """The value of the first or last row of each slot. Replaced values stay in memory until `result`."""
 
     def __init__(self, kind: pa.DataType, *, last: bool) -> None:
         self._kind, self._last = kind, last
@@ -386,7 +386,7 @@ class _Sketch:
         self._log2_size = log2_size
         self._slots, self._hashes = np.zeros(0, np.int64), np.zeros(0, np.uint64)
         self._thetas = np.zeros(0, np.uint64)
-        """By slot, theta: the least hash that did not fit, or the greatest number while all hashes fit."""
+        """Theta of each slot: the least hash that did not fit, or the greatest number if all hashes fit."""
         self._added: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint64]]] = []
         self._room = _MIN_HASHES_TO_REDUCE
 

@@ -3,10 +3,10 @@
 A **slot** is one pane and group. Slots are numbered from 1 in order of first appearance. Rows that are not
 aggregated go to slot 0, so that kernels need not check the mask again.
 
-A stream is nearly ordered by time. So the hash table holds only the groups of the current pane. An entry
-below the first slot of this pane belongs to an earlier pane and counts as free. So the table never needs to
-be cleared, and it fits into the first caches. If rows of an earlier pane follow, its groups get new slots,
-and the caller merges the duplicates.
+A stream is nearly ordered by time. So the hash table holds only the slots of the current pane. A slot number
+below the first slot of this pane belongs to an earlier pane, and its place in the table counts as free. So
+the table never needs to be cleared, and it fits into the first caches. If rows of an earlier pane follow, the
+groups of that pane get new slots, and the caller merges the duplicates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @kernel
 def _position(keys: Any, i: int, columns: int, bits: Any) -> Any:
-    """Return the first probe position of column i of `keys` in a table of 2**(64 - bits) entries."""
+    """Return the first probe position of column i of `keys` in a table of 2**(64 - bits) places."""
     h = np.uint64(0)
     for c in range(columns):
         h = (h ^ np.uint64(keys[c, i])) * _MULTIPLIER
@@ -62,7 +62,7 @@ def _bits(table: Any) -> Any:
 
 @kernel
 def enter(table: Any, groups: Any, first: int, count: int, numbered: bool) -> None:
-    """Enter the slots from `first` to before `count` into an empty table."""
+    """Enter slots `first` to `count` - 1 into an empty table."""
     bits = _bits(table)
     size = table.shape[0] - 1
     for slot in range(first, count):
@@ -90,7 +90,7 @@ def find_slots_of_one(
 ) -> int:
     """Find slots as `find_slots` does, for groups of one integer column.
 
-    If groups are `numbered` from 0 on, the number of a group is its place in the table.
+    If groups are `numbered` from 0 on, a group's number is also its place in the table, without a hash.
     """
     bits = _bits(table)
     size = table.shape[0] - 1
@@ -152,26 +152,26 @@ def find_slots(
     Parameters
     ----------
     times : array of int, (rows,)
-        In steps of the time column.
+        The time of each row, in steps of the time column.
     mask : array of bool, (rows,)
         The rows that are aggregated, if `masked`.
     keys : array of int64, (columns, rows)
         The group of each row.
     steps : int
-        Pane length in steps.
+        The pane length in steps.
     state : array of int64, (4,)
-        Number of slots, start of the table's pane, that pane's first slot, and whether a pane returned.
-        Updated.
+        Updated: the number of slots, the start of the current pane, the first slot of this pane, and 1 if a
+        row of an earlier pane came after a row of a later pane.
     table : array of int32, (a power of two,)
-        The hash table. Updated.
+        Updated: the hash table.
     panes : array of int64, (slots,)
-        Pane start of each slot. Output.
+        Output: the start of the pane of each slot.
     groups : array of int64, (columns, slots)
-        Group of each slot. Output.
+        Output: the group of each slot.
     counts : array of int64, (slots,)
-        Number of rows of each slot. Updated.
+        Updated: the number of rows of each slot.
     slots : array of int32, (rows,)
-        Output.
+        Output: the slot of each row.
     """
     bits = _bits(table)
     size = table.shape[0] - 1
@@ -220,7 +220,7 @@ def find_slots(
 def find_runs(
     times: Any, steps: int, state: Any, panes: Any, begin: int, starts: Any, slots: Any
 ) -> tuple[int, int]:
-    """Find runs of rows in one pane, without groups; return their number and the row after them.
+    """Find runs of rows in one pane, without groups; return their number and the row after the last run.
 
     This works like `find_slots`, but writes one entry per run: its first row to `starts`, its slot to
     `slots`. The kernel ends early when `panes` is full. Most rows are in the pane of the previous row, so 32

@@ -59,7 +59,7 @@ class Fragmenter:
                 type=str(types[fragments.time]),
             )
         self.null_times = 0
-        """Rows left out because their time is null."""
+        """The number of rows that are in no fragment because their time is null."""
         self._finished: list[pa.RecordBatch] = []
         self._start()
         names = [PANE, *fragments.group_by, *(partial.name for partial in fragments.partials)]
@@ -99,7 +99,7 @@ class Fragmenter:
         mask : array of bool, optional
             The rows to fold; by default all.
         row_times : mapping of str to pyarrow.Array, optional
-            For a ``first`` or ``last`` partial that is not ordered by `time`: the times that order it.
+            The times that order the values of a ``first`` or ``last`` partial, by name; by default `time`.
         """
         if time.null_count:
             there = time.is_valid().to_numpy(zero_copy_only=False)
@@ -108,7 +108,7 @@ class Fragmenter:
         times = bare_values(time)
         columns = list(values)
         if self._by_runs and self._state[0] > 1 and mask is not None:
-            # Slots of runs are not in the table, so a pane and group may get a second slot.
+            # The slots of runs are not in the table, so `_slots` may give their pane a second slot.
             self._state[3] = 1
         self._by_runs = mask is None and not self._codes
         if self._by_runs:
@@ -134,7 +134,7 @@ class Fragmenter:
     def _keys(self, groups: list[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64]:
         """Return the groups of rows as integers, (columns, rows)."""
         if any(codes.direct and group.null_count for codes, group in zip(self._codes, groups, strict=True)):
-            # Values of this column are numbered from now on, so first finish the fragments so far.
+            # From now on, values of this column are numbered, so finish the earlier fragments first.
             self._finish()
             for codes, group in zip(self._codes, groups, strict=True):
                 codes.direct = codes.direct and not group.null_count

@@ -56,7 +56,7 @@ class Codes:
         self._known: dict[Any, int] = {}
         self._values: list[pa.Array[Any]] = []
         self.direct = integer_type(kind) is not None
-        """True while values stand for themselves; then no value may be null."""
+        """True while each integer is its own number. Then no value may be null."""
 
     def __len__(self) -> int:
         """Return the number of numbered values."""
@@ -96,7 +96,7 @@ class Codes:
 
 
 def _distinct(values: pa.Array[Any]) -> Any:
-    # Python has no dates before year 1 or after 9999, and no nanoseconds.
+    # View dates and times as integers: Python has no year before 1 or after 9999, and no nanoseconds.
     whole = integer_type(values.type)
     return map(_hashable, (values if whole is None else values.view(whole)).to_pylist())
 

@@ -40,7 +40,7 @@ def test_a_duration_is_a_number_of_steps(
         ("1 h", pa.date32(), None, "step=day"),
         ("1 s", pa.int64(), None, "an integer time column has an unknown unit"),
         ("1 s", pa.int64(), "m", "an integer time column has an unknown unit: unit='m'"),
-        ("1 s", pa.timestamp("us"), "s", "the unit differs from that of the time column"),
+        ("1 s", pa.timestamp("us"), "s", "the unit differs from the unit of the time column"),
         ("1 s", pa.float64(), "s", "the time column has an unsupported type: option=within type=double"),
     ],
 )
