@@ -157,8 +157,7 @@ class UpdateJoin:
             deletes = arrivals.rows.column(stream.deleted).to_numpy(zero_copy_only=False) & ~late
         if self._lives is not None:
             self._lives.note(ids[~late], times[~late])
-        # Tuples in time order are usually inserted at the head of their list, which is fast. If times are
-        # equal, the first arrival comes first and is kept.
+        # In time order, tuples are inserted at the heads of lists. If times are equal, the first one is kept.
         order = np.lexsort((arrivals.last, times))
         order = order[~(late | deletes)[order]]
         payload = arrivals.rows.select(side.payload.names).take(pa.array(order))
@@ -310,8 +309,7 @@ class UpdateJoin:
         if self._lives is not None and self.joined.tells_silent:
             alive |= self._lives.last[:keys] != NEVER
         if self._deletes is not None:
-            # A later delete may retract a match at any time. A tuple after the watermark may be late because
-            # of an earlier delete.
+            # Later deletes may retract any match. Deletes can make tuples after the watermark late.
             alive |= (newest != NEVER) & (self._deletes.away[:keys] == 0)
             deleted = np.maximum(*self._deletes.sides)[:keys]
             alive |= deleted >= max(oldest, NEVER + 1)

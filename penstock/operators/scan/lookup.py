@@ -108,7 +108,7 @@ class Lookup:
         for column, field in zip(columns, self._fields, strict=True):
             if column.type != field.type:
                 raise InvalidUsageError(
-                    "a column has another type than the lookup table's column of the same name",
+                    "a column and the lookup table's column have different types",
                     column=field.name,
                     type=str(column.type),
                     wanted=str(field.type),
