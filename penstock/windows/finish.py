@@ -38,7 +38,7 @@ class Span:
     first, last : str
         The partials with the times of the first and last row.
     steps : int
-        How many units of the time column a second has.
+        The number of units of the time column in a second.
     gap_ms : int
         The distance from the last row to the end of the window.
     """
@@ -118,7 +118,7 @@ class Finish:
         partials = pa.schema(types | dict.fromkeys(self.assembly.derived_names, pa.float64()))
         for name, text in self.assembly.aggregates.items():
             if name not in self.output.names:
-                continue  # a weight
+                continue  # the weight, which is not in the output
             if type_of(Expression.parse(text), partials) != self.output.field(name).type:
                 return None
         schemas = [self.output]
@@ -151,7 +151,7 @@ class Finish:
         Raises
         ------
         InvalidUsageError
-            As for a call.
+            If an expression fails, as it would in Spark.
         """
         start = windows.schema.get_field_index(START)
         closed = ClosedWindows(
@@ -215,7 +215,7 @@ class WindowRows:
         return self._take(self._starts).to_numpy()
 
     def groups(self, names: Sequence[str]) -> tuple[list[pa.Array[Any]], Integers]:
-        """Return columns after the last projection; if possible one row per group, otherwise one per window.
+        """Return columns after the last projection: one row per group if possible, otherwise one per window.
 
         Returns
         -------
@@ -245,7 +245,7 @@ class WindowRows:
         return self._table({name: self._column(level, name) for name in names})
 
     def _table(self, columns: Mapping[str, _Column]) -> pa.Table:
-        # Without a column, a table would have no rows.
+        # A table needs a column to have rows.
         return pa.table(columns or {START: self._take(self._starts)})
 
     def _take(self, column: pa.Array[Any]) -> pa.Array[Any]:

@@ -42,14 +42,8 @@ FOLDED = frozenset({"count", "sum", "m2", "min", "max"})
 class NumberingLimits:
     """The limits up to which all possible window groups are numbered.
 
-    Beyond these limits, only window groups with rows get a number.
-
-    Parameters
-    ----------
-    max_empty : int
-        All possible window groups get numbers if there are at most this many ...
-    max_per_row : int
-        ... plus this many for each row.
+    All possible window groups get numbers if there are at most `max_empty` of them, plus `max_per_row` for
+    each row. Otherwise only window groups with rows get numbers.
     """
 
     max_empty: int = 1024
@@ -76,7 +70,7 @@ class Extremes:
         The compared partial: an integer or a float. As in Spark, NaN is greater than all other values.
         Windows whose compared value is null are pruned.
     greatest : bool
-        Whether windows with the maximum are kept; by default those with the minimum.
+        Whether windows with the maximum are kept. Otherwise windows with the minimum are kept.
     by : tuple of str
         Only windows with equal values in these group columns are compared.
     """
@@ -189,7 +183,7 @@ class WindowAccumulator:
             return None
         if partial.kind != "count":
             return rows.array(partial.expression)
-        # Mostly, all rows have values.
+        # If no group has a null, all rows have values, and their number is the count.
         (column,), _ = rows.groups([partial.expression])
         return rows.array(partial.expression) if column.null_count else None
 
@@ -260,10 +254,10 @@ class _Keys:
     count : int
         Number of window groups.
     starts : int64 array
-        First panes of windows, repeated for each group.
+        The first panes of windows. The table of all groups by all starts has a place for each group and each
+        of these panes.
     known : int64 array, optional
-        Index of each window group in the table of all groups by all starts; None if all entries of this table
-        have numbers.
+        The place of each window group in this table; None if all places have numbers.
     """
 
     count: int

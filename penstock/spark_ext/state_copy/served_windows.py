@@ -27,7 +27,7 @@ from penstock.spark_ext.state_reader.window_view import window_view
 from penstock.units import NEVER
 from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import WindowLayout
-from penstock.windows.update.renumber import renumber_cells
+from penstock.windows.update.renumber import renumber_key_rows
 from penstock.windows.update.transitions import READY
 from penstock.windows.update.windows import UpdateWindows
 
@@ -163,7 +163,7 @@ def _select_cells(unit: PUnit, stored: Integers, numbers: Integers) -> dict[str,
     kept = rows.filter(pa.array(mine[owner]))
     kept = kept.set_column(0, kept.schema.field(0), pa.array(places[owner[mine[owner]]]))
     some = PUnit(unit.kind, {}, {"cells": cells.filter(pa.array(mine)), "rows": kept})
-    return renumber_cells(some, kept, stored, numbers)
+    return renumber_key_rows(some, kept, stored, numbers)
 
 
 def _merge_cells(parts: Sequence[_Part]) -> pa.RecordBatch:

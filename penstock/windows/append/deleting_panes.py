@@ -75,7 +75,7 @@ class DeletingPanes(TimePanes):
         at = layout.arriving.get_field_index(ENTRY_PANE)
         self._stored_rows = layout.arriving.set(at, layout.arriving.field(at).with_nullable(False))
         self._stored = 0
-        """Number of waiting rows that are stored; they come first."""
+        """The number of waiting rows that are already stored. These rows come first."""
 
     @property
     def size_bytes(self) -> int:

@@ -53,8 +53,8 @@ def _pieces(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Divide windows into about `count` pieces, each a range of entries and a range of windows.
 
-    Only large groups are divided. Neighbouring pieces of a group both have the entries of windows that
-    overlap. To limit this, a piece is at least half a window long.
+    Only large groups are divided. Windows overlap, so neighbouring pieces of a group have some entries in
+    common. To limit their number, a piece is at least half a window long.
     """
     most = -(-len(ids) // max(count, 1))
     cuts = {0, len(ids)}
@@ -66,7 +66,7 @@ def _pieces(
             yield begin, end, first, last
             continue
         mine = panes[begin:end]
-        # The last window that contains the last entry of each piece.
+        # A piece ends with the last window that contains the last entry of the piece.
         step = max(most, spec.size // 2)
         panes_at = [*mine[step:-1:step], mine[-1]]
         ends = [max(first - 1, min(int(pane) // spec.slide, last)) for pane in panes_at]

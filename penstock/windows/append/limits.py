@@ -22,15 +22,14 @@ class PaneLimits:
     min_sharing_for_stacks : int
         Minimum ratio of the window length to the time that a micro-batch advances, for which stacks are
         built.
-    min_silent_groups : int
-        Groups without entries are forgotten if there are more of them than this ...
-    groups_per_live : int
-        ... plus this many for each group with entries. Then the remaining groups are renumbered.
+    min_silent_groups, groups_per_live : int
+        Groups without entries are forgotten if there are more of them than `min_silent_groups`, plus
+        `groups_per_live` for each group with entries. Then the remaining groups are renumbered.
     front_slack : int
         The front of the stacks is compacted when it has this many times the entries that it needs.
     min_repeats_to_combine : int
-        Kept entries of one pane and group are combined only if more entries than this arrived for panes that
-        already had entries.
+        Kept entries of one pane and group are combined only if more than this number of entries arrived for
+        panes that already had entries.
     """
 
     unit_entries: int = 1 << 20

@@ -95,7 +95,7 @@ class WindowRanges:
     Attributes
     ----------
     entries : PanePartials
-        Sorted by group and pane.
+        The partials, sorted by group and pane.
     known : int64 array
         Numbers of the groups that have windows.
     of, windows : int64 arrays
@@ -123,7 +123,7 @@ def is_narrow(span: int, rows: int, free_span: int = FREE_SPAN) -> bool:
 
 
 def sort_order(values: Integers, order: Integers, *, free_span: int = FREE_SPAN) -> Integers:
-    """Return the order of rows by value; equal values keep the order `order`.
+    """Return the order of rows by value. Rows with equal values keep their order in `order`.
 
     If the range of values is narrow, a counting sort is used.
     """

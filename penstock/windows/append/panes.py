@@ -92,7 +92,7 @@ class Panes(ABC):
         Parameters
         ----------
         arriving : iterable of pyarrow.RecordBatch
-            In order of arrival.
+            The input, in order of arrival.
         watermark : int, optional
             The new watermark. A value lower than before is ignored.
         emitter : WindowEmitter, optional
@@ -122,7 +122,7 @@ class Panes(ABC):
         Returns
         -------
         final : FinalPanes
-            In the order in which they became final.
+            The final panes, in the order in which they became final.
         rows_in, late : int
             Number of input rows, and of input rows whose pane was already final.
         """
@@ -311,7 +311,7 @@ class Panes(ABC):
 
     def _snapshot_units(self, parts: Iterable[PanePartials], next_window: int | None = None) -> list[PUnit]:
         """Return copies of all needed partials, because panes change while the units are written."""
-        # The reader sorts the partials.
+        # The partials need not be sorted, because `restore` sorts them.
         held, most = (
             PanePartials.concat([part.where(self._needed(part)) for part in parts]),
             self._limits.unit_entries,

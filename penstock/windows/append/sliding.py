@@ -42,7 +42,7 @@ def slide(
     closing: bool,
     reads: Container[str] | None = None,
 ) -> pa.RecordBatch:
-    """Combine the partials of ranges of entries.
+    """Combine the entries of each range into one row of partials.
 
     Sums of integers are computed as differences of running sums, which are exact. All other partials use two
     stacks, so floats are never subtracted. In both cases, the cost of a range does not depend on its length.
@@ -56,7 +56,7 @@ def slide(
     panes : int64 array of n
         Panes of the entries, which are sorted by group and pane.
     entries : pyarrow.RecordBatch
-        n rows, a column for each partial.
+        n rows with a column for each partial.
     low, high : int64 arrays of m
         Bounds of non-empty ranges, which increase within a group.
     closing : bool
@@ -137,7 +137,7 @@ def type_of_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
 
 
 def _have_values(column: _Column, low: Integers, high: Integers) -> npt.NDArray[np.bool_] | None:
-    """Return a mask of the ranges that have a value; None if all have one."""
+    """Return a mask of the ranges that have a value; None if all ranges have a value."""
     if not column.null_count:
         return None
     valid = column.is_valid().to_numpy(zero_copy_only=False)

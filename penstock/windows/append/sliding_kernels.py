@@ -59,9 +59,9 @@ def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
 
 @kernel
 def merge(ids: Any, panes: Any, count: int, order: Any, out: Any) -> None:
-    """Merge the first `count` entries and the other entries, both sorted.
+    """Merge two sorted sequences: the first `count` entries, and all other entries.
 
-    Among equal entries, the first `count` come first.
+    If entries are equal, the entries of the first sequence come first.
     """
     i, j, at = 0, 0, 0
     while i < count and j < order.shape[0]:
@@ -169,7 +169,7 @@ def find_windows(
     ids, panes : int64 arrays of n
         Groups and panes of the sorted entries.
     size, slide : int
-        In panes.
+        Size and slide of the windows, in panes.
     first, last : int
         Numbers of windows.
     group_ids : int64 array
@@ -216,14 +216,17 @@ def find_windows(
 
 @kernel
 def number_window_groups(groups: Any, starts: Any, least: int, span: int, out: Any) -> None:
-    """Assign window-group numbers to rows: positions, from 1 on, in the table of all groups by all starts.
+    """Assign window-group numbers to rows.
+
+    The table of all groups by all starts has a place for each pair of a group and a window start. The number
+    of a row is the place of its group and start, counted from 1.
 
     Parameters
     ----------
     groups : int64 array of n
         Group numbers from 0 on; empty if all rows are one group.
     starts : int64 array of n
-        In ``[least, least + span)``.
+        The window start of each row, in ``[least, least + span)``.
     out : int32 array of n
         Output: the numbers.
     """

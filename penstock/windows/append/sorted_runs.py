@@ -224,7 +224,7 @@ class SortedRuns:
         self.parts = [PanePartials.none(layout)]
         self._count = self.nbytes = 0
         self._again = 0
-        """Number of entries that arrived for panes up to the newest pane present."""
+        """Number of entries that arrived for panes at or before the newest pane in the buffer."""
         self._newest: int | None = None
 
     def __len__(self) -> int:
@@ -235,7 +235,7 @@ class SortedRuns:
         if not len(entries):
             return
         self.parts.append(entries)
-        # There may be as many parts as micro-batches within a window's length.
+        # Keep sums, because there may be as many parts as there are micro-batches within a window's length.
         self._count += len(entries)
         self.nbytes += entries.nbytes
         if self._newest is not None:

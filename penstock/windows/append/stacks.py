@@ -109,7 +109,7 @@ class Stacks:
         needed : PanePartials
             Sorted entries. Combining the entries in a window's range gives the window's partials.
         left : PanePartials
-            Sorted entries that remain held, possibly including some that no open window needs.
+            Sorted entries that remain held, possibly including entries that no open window needs.
         """
         spec = self._layout.spec
         begin, start, following = spec.start(first), spec.start(last), spec.start(last + 1)

@@ -118,7 +118,7 @@ class TimePanes(Panes):
         spec, stacks, limits = self._layout.spec, self._stacks, self._limits
         if stacks is not None and spec.start(last) < stacks.border:
             return
-        # Suffixes of sets and sketches would be much larger than their partials.
+        # Use no stacks for sets and sketches, whose suffixes would be much larger than their partials.
         shared = self._layout.fixed_size and (
             limits.min_sharing_for_stacks * (last - first + 1) * spec.slide <= spec.size
         )
@@ -129,7 +129,7 @@ class TimePanes(Panes):
         if not shared:
             return
         border = spec.start(first) + spec.size
-        # Partials in the stacks were in closed windows.
+        # The partials in the stacks were in closed windows, so their panes are before the border.
         below = [] if stacks is None else stacks.parts()
         below += [part.where(part.panes < border) for part in self._held.parts]
         if stacks is not None or sum(map(len, below)) >= limits.min_entries_for_stacks:
@@ -144,7 +144,7 @@ class TimePanes(Panes):
         return mask
 
     def _forget_silent(self) -> None:
-        """Renumber groups if many have no partials; not while there are stacks, which hold group numbers."""
+        """Renumber groups if many have no partials, unless there are stacks, which hold group numbers."""
         if self._stacks is None:
             super()._forget_silent()
 
@@ -166,7 +166,7 @@ class TimePanes(Panes):
                 self._held.replace(PanePartials.none(self._layout))
                 self._stacks = None
             parts = (self._read_time(unit) for unit in same)
-            # A snapshot may be cut into units anywhere; deltas follow each other.
+            # A snapshot may be cut into units anywhere, so sort its units together. Deltas follow each other.
             for part in [PanePartials.concat(parts)] if kind == "snapshot" else parts:
                 self._held.add(part.sort())
         if self._first_needed is not None:

@@ -60,11 +60,11 @@ class CountPanes(Panes):
         time = layout.arriving.field(at).with_nullable(False)
         self._stored_rows = layout.arriving.set(at, time)
         self._stored = 0
-        """Number of waiting rows that are stored; they come first."""
+        """The number of waiting rows that are already stored. These rows come first."""
         self._numbered = np.zeros(0, np.int64)
         self._changed = np.zeros(0, np.bool_)
         self._next_windows = np.zeros(0, np.int64)
-        """Per group, the first window that has not closed."""
+        """For each group, the first window that has not closed."""
 
     @property
     def size_bytes(self) -> int:

@@ -41,7 +41,7 @@ class LateSessions:
         session_ids = index.find_or_add(codec.encode(self.groups, count))
         ids = np.concatenate([session_ids, index.find(codec.encode(groups, len(times)))])
         order = np.lexsort((np.arange(len(ids)), np.concatenate([self.firsts, times]), ids))
-        # The last session of the row's group, if any, that begins at or before the row.
+        # Find the last session of each row's group that begins at or before the row.
         session = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
         found = np.zeros(len(ids), np.bool_)
         before = order[np.maximum(session, 0)]

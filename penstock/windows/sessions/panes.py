@@ -116,7 +116,7 @@ class SessionPanes(Panes):
             high = np.cumsum(sizes)
             low = high - sizes
         if len(low):
-            # Times order first and last values.
+            # The times of `first` and `last` values order them, so no panes are needed.
             none = np.zeros(len(entries), np.int64)
             values = slide(layout.partials, layout.times, none, entries.values, low, high, closing=False)
             combined = PanePartials(entries.ids[low], entries.panes[low], values)

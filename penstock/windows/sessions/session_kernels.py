@@ -25,7 +25,7 @@ def find_sessions(ids: Any, firsts: Any, lasts: Any, gap: int, starts: Any) -> i
     gap : int
         At least 1, in steps of the times.
     starts : int64 array of n
-        The output: row numbers.
+        Output: the row number of the first entry of each session.
     """
     count = 0
     latest = np.int64(0)

@@ -76,13 +76,13 @@ class WindowBuffers:
         self._stored = pa.schema([*ours, *payload])
         self.memory = PagedMemory(page_blocks)
         self._block_rows = block_rows
-        self._new_key_row = np.zeros(zones.CELL_WIDTH, np.int64)
+        self._new_key_row = np.zeros(zones.KEY_ROW_WIDTH, np.int64)
         self._new_key_row[[zones.HEAD, zones.ET, zones.DF]] = zones.NONE
         self._new_key_row[[zones.CANDIDATE, zones.COMMITTED, zones.NEWEST]] = zones.NEVER
         self._new_key_row[[zones.SINCE, zones.PENDING, zones.NEXT_PENDING]] = zones.NEVER
         self._new_key_row[zones.CLOSED] = before_first
         self._rows = RowStore(payload)
-        self.key_rows = np.zeros((0, zones.CELL_WIDTH), np.int64)
+        self.key_rows = np.zeros((0, zones.KEY_ROW_WIDTH), np.int64)
         self.due = np.zeros(0, np.int64)
         self.registers = np.zeros(zones.REGISTERS, np.int64)
         self.registers[[zones.SIZE, zones.SLIDE, zones.BLOCK_ROWS]] = size, slide, block_rows
@@ -125,16 +125,16 @@ class WindowBuffers:
 
     @contextmanager
     def state(self, ids: Integers = _NO_IDS) -> Iterator[zones.State]:
-        """Yield the arrays, with free blocks for one entry of each of `ids`.
+        """Yield the arrays, with enough free blocks for one entry of each key in `ids`.
 
-        Release the unused blocks afterwards.
+        When the context ends, release the unused blocks.
         """
         arrays = (self.key_rows, self.due, self.registers, self._blocks, self._slots)
         needed = zones.blocks_needed(ids, (*arrays, ids)) if len(ids) else 0
         new = self.memory.allocate(needed) if needed else _NO_IDS
         if self.memory.capacity > len(self._blocks):
             self._resize()
-        # There is room for every block, because all may become free.
+        # Make the stack large enough for all blocks, because all of them may become free.
         stack = np.empty(self.memory.locations_used, np.int64)
         stack[:needed] = new
         self.registers[zones.SPARE] = needed
@@ -220,7 +220,7 @@ class WindowBuffers:
     def restore(
         self, ids: Integers, key_rows: Mapping[str, Integers], rows: pa.RecordBatch, *, replace: bool
     ) -> None:
-        """Restore keys from the output of `store`: with `replace` their whole state, otherwise new tuples."""
+        """Restore keys from the output of `store`: replace their whole state, or add new tuples."""
         for name, column in _STORED.items():
             self.key_rows[ids, column] = key_rows[name]
         places, panes, marks = (rows.column(name).to_numpy() for name in OWN_COLUMNS)
@@ -239,7 +239,7 @@ class WindowBuffers:
             self.put(locations, pa.RecordBatch.from_arrays(rows.columns[3:], self.payload.names))
 
     def account_restored(self, booked_us: int) -> None:
-        """Compute the state that is not stored from the stored state."""
+        """Compute the part of the state that is not stored from the stored state."""
         key_rows = self.key_rows
         key_rows[:, [zones.QUEUE_BOOKED, zones.APPLICATION_BOOKED, zones.DELIVERED]] = booked_us
         key_rows[:, [zones.IN_SERVICE, zones.DIRTY]] = 0

@@ -73,12 +73,12 @@ class GroupLives:
         self.horizon = NEVER
         self.expired = 0
         self._limit = NEVER
-        """The candidates are all groups up to this newest pane."""
+        """All groups whose newest pane is at or before this pane are candidates."""
         self._candidates = np.zeros(0, np.int64)
 
     @property
     def meta(self) -> dict[str, int]:
-        """The state to store once; empty as long as no group can have left."""
+        """The state that is stored once for all groups; empty as long as no group can have left."""
         return {} if self.horizon == NEVER else {"horizon": self.horizon, "expired": self.expired}
 
     def restore(self, fields: Fields) -> None:

@@ -390,7 +390,7 @@ class WindowQueue:
                     what=name,
                     stored=stored,
                     configured=value,
-                    hint="windows cannot change while their checkpoint lives",
+                    hint="the windows are fixed for the life of a checkpoint",
                 )
         columns, none = self._store_keys(np.zeros(0, np.int64))
         kinds = {name: pa.from_numpy_dtype(values.dtype) for name, values in columns.items()}

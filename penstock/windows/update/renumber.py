@@ -10,29 +10,29 @@ from penstock.errors import CorruptDataError
 from penstock.operators.update_stream.stream import Integers
 from penstock.windows.update.buffer import OWN_COLUMNS
 
-__all__ = ["renumber_cells"]
+__all__ = ["renumber_key_rows"]
 
 _KEY, _OWNER = "key", OWN_COLUMNS[0]
 
 
-def renumber_cells(
+def renumber_key_rows(
     unit: PUnit, rows: pa.RecordBatch, stored: Integers, numbers: Integers
 ) -> dict[str, pa.RecordBatch]:
-    """Return the cells and tuples of a window queue's unit with new numbers, in their order.
+    """Return the key rows and tuples of a window queue's unit with new key numbers, ordered by these numbers.
 
     Parameters
     ----------
     unit : PUnit
-        The unit, with the blocks ``cells`` and ``rows``.
+        The unit, with the key rows in the block ``cells``, and the tuples in the block ``rows``.
     rows : pyarrow.RecordBatch
-        The tuples to use instead of those in `unit`; they may have more or wider columns.
+        The tuples to use instead of the tuples in `unit`; they may have more or wider columns.
     stored, numbers : int64 arrays
-        Stored numbers, and the new number of each.
+        The stored key numbers, and the new number of each key.
 
     Raises
     ------
     CorruptDataError
-        If a cell has an unknown number, or a tuple has no cell.
+        If a key row has an unknown number, or a tuple has no key row.
     """
     cells = unit.blocks["cells"]
     for name, column in (("cells", _KEY), ("rows", _OWNER)):
@@ -43,7 +43,7 @@ def renumber_cells(
     order = np.argsort(stored)
     keys = cells.column(_KEY).to_numpy()
     if not np.isin(keys, stored).all():
-        raise CorruptDataError("a cell has the number of an unknown group", block="cells")
+        raise CorruptDataError("a key row has the number of an unknown group", block="cells")
     found = numbers[order[np.searchsorted(stored, keys, sorter=order)]]
     order = np.argsort(found, kind="stable")
     places = np.empty_like(order)

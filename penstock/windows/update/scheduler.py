@@ -22,7 +22,7 @@ __all__ = ["WindowScheduler"]
 class WindowScheduler:
     """The waiting keys of a `WindowQueue` in service order, with their update rates and weights.
 
-    Keys are numbers.
+    Keys are given as key numbers.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class WindowScheduler:
         self._queue.arrive(ids, waits, interval, cost, self._queue.load(under_way), shares, arrived_us)
 
     def line_up(self, ids: Integers, since_us: Integers, interval_us: Any) -> None:
-        """Let keys that did not wait begin to wait, in this order; `since_us` is when each began."""
+        """Let keys that did not wait begin to wait, in this order; `since_us` has the begin for each key."""
         shares = self._shares[ids] if self._weighted else None
         waits = np.zeros(len(ids), np.bool_)
         self._queue.arrive(ids, waits, interval_us, np.inf, 0, shares, since_us)
@@ -118,11 +118,11 @@ class WindowScheduler:
 
     @property
     def meta(self) -> dict[str, float]:
-        """The state to store once for all keys."""
+        """The state that is stored once for all keys."""
         return self._queue.meta
 
     def store(self, ids: Integers) -> dict[str, Any]:
-        """Return the state to store for each of some keys, as columns."""
+        """Return the state of keys that is stored for each key, as columns."""
         places = self._queue.store(ids)
         columns = {"rank": places.pop("rank")}
         if self.policy.uses_rates:
@@ -151,7 +151,7 @@ class WindowScheduler:
             self._shares[ids] = columns["share"]
         places = {**columns, "share": columns["waits_by"] if self._weighted else ONE}
         if self.policy is Policy.FRESHEST:
-            # Stored under other names: keys arrive in the scheduler when they begin to wait.
+            # The scheduler uses other names: for it, a key arrives when the key begins to wait.
             places |= {"arrived": columns["since_us"], "interval": columns["interval_us"]}
         self._queue.put_back(ids, places)
 

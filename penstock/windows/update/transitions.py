@@ -205,7 +205,7 @@ def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> 
     last_closed = key_rows[k, CLOSED]
     top = _mru_l(key_rows[k, NEWEST], closed, size, slide)
     key_rows[k, CLOSED] = max(last_closed, (closed - size) // slide)
-    # All windows in (known, top] have the key's newest tuple. Windows above top have no tuple.
+    # All windows in (last_closed, top] have the key's newest tuple. Complete windows above top have no tuple.
     if _is_update(top, last_closed):
         key_rows[k, DIRTY] = 1
         count = top - last_closed
@@ -232,7 +232,7 @@ def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> 
 
 @kernel
 def _start(k: int, pane: int, now_us: int, events: Integers, state: State) -> None:
-    """If `pane` starts a window of an eager key, empty the enqueue side, and let the key wait with it."""
+    """If `pane` starts a window of an eager key, empty the enqueue side; let the key wait with the window."""
     key_rows, _, registers, _, _, _ = state
     window = _mru_e(pane, registers[SLIDE])
     newest = key_rows[k, NEWEST]
@@ -363,7 +363,7 @@ def serve_ready(limit: int, state: State) -> Integers:
 
 @kernel
 def put_back(ids: Integers, replace: bool, state: State) -> None:
-    """Drop the tuples of each key that, by its stored key row, are no longer needed.
+    """Drop the tuples that their key no longer needs, according to its stored key row.
 
     If `replace`, drop all tuples of the key.
     """

@@ -29,7 +29,7 @@ from penstock.windows.layout import DeletingLayout, FinalPanes, WindowLayout
 from penstock.windows.panes import new_panes
 from penstock.windows.update.group_lives import GroupLives, SilentGroups
 from penstock.windows.update.queue import WindowQueue
-from penstock.windows.update.renumber import renumber_cells
+from penstock.windows.update.renumber import renumber_key_rows
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.scheduler import WindowScheduler
 from penstock.windows.update.zones import NEWEST
@@ -71,8 +71,8 @@ class UpdateWindows:
     policy : Policy
         The policy that chooses the next group.
     weights : str or KeyWeights, optional
-        Weights of groups: weights by group value, or a column of the layout, of which the value in the newest
-        pane is used.
+        Weights by group value, or the name of a column of the layout. With a column, the weight of a group is
+        the value in its newest pane.
     ttl : int, optional
         How long a group lives without tuples, in panes; see `penstock.windows.update.group_lives`.
     forgetting : ForgetRule, optional
@@ -98,7 +98,7 @@ class UpdateWindows:
         self._gone = np.zeros(0, np.int64)
         """Groups that left since the last `delta`."""
         self._names_groups = ttl is not None
-        """Whether units name the groups of their cells, because numbers change when groups are forgotten."""
+        """Whether units store the groups of their keys, because key numbers change when groups leave."""
         self._empty()
 
     def _empty(self) -> None:
@@ -250,7 +250,7 @@ class UpdateWindows:
         self._lives.advance(self._panes.border)
         ids = self._find_gone()
         newest = self._queue.buffers.key_rows[ids, NEWEST]
-        # The numbers of groups depend on what this copy loaded; their hashes do not.
+        # Sort by hash: group numbers depend on what this working copy loaded, hashes do not.
         order = np.lexsort((self._panes.hashes_of(ids), newest))
         self._gone = ids[order]
         self._lives.expired += len(ids)
@@ -335,7 +335,7 @@ class UpdateWindows:
                 numbers = self._panes.number(groups.columns[:-1], groups.num_rows)
                 stored = groups.column(_NUMBER).to_numpy()
                 if named:
-                    # A snapshot may have several units; a delta names its groups itself.
+                    # A snapshot may have several units, but each delta has all groups that it needs.
                     before = named_as if unit.kind == "snapshot" else [stored[:0], numbers[:0]]
                     pairs = zip(before, (stored, numbers), strict=True)
                     named_as = [np.concatenate(pair) for pair in pairs]
@@ -348,7 +348,7 @@ class UpdateWindows:
                 if "rows" in blocks:
                     blocks["rows"] = upgrade_entries(blocks["rows"], self._layout.partials)
                 if named and "cells" in blocks and "rows" in blocks:
-                    blocks |= renumber_cells(unit, blocks["rows"], *named_as)
+                    blocks |= renumber_key_rows(unit, blocks["rows"], *named_as)
                 stored = PUnit(unit.kind, unit.fields.plain("queue"), blocks)
                 self._queue.restore([stored], keys=self._panes.groups)
             if unit.fields.has("controller"):

@@ -44,22 +44,23 @@ __all__ = [
 State = tuple[Integers, Integers, Integers, Integers, Integers, Integers]
 
 NONE = -1
-"""No block, no location, no key."""
+"""Marks that there is no block, location or key."""
 
-# Columns of a key row. HEAD is the first block. ET and DF are the paper's pointers, as locations. WS and WE
-# are kept as windows: CANDIDATE, the most recent window, which waits, and COMMITTED, under processing.
+# Columns of a key row. HEAD is the first block. ET and DF are the paper's pointers, stored as locations. The
+# pointers WS and WE are stored as windows: CANDIDATE is the most recent window, with which the key waits, and
+# COMMITTED is the window under processing.
 HEAD, ET, DF, CANDIDATE, COMMITTED = 0, 1, 2, 3, 4
-# The newest pane; all windows up to CLOSED are complete, or will never have a tuple.
+# NEWEST is the newest pane. All windows up to CLOSED are complete, or will never have a tuple.
 NEWEST, CLOSED = 5, 6
 SERVICE, READY_NEXT, READY_RANK, FIRST = 7, 8, 9, 10
-# Start of waiting; completion time of the oldest complete window that was not emitted, and of the oldest such
-# window newer than the committed window.
+# SINCE is the time at which the key began to wait. PENDING is the completion time of the oldest complete
+# window that was not emitted. NEXT_PENDING is the same for windows that are newer than the committed window.
 SINCE, PENDING, NEXT_PENDING = 11, 12, 13
 QUEUE_BOOKED, APPLICATION_BOOKED, DELIVERED, IN_SERVICE = 14, 15, 16, 17
-# Time waited until the window was committed; number of tuples; spare locations in a batch; changed since
-# stored.
+# WAITED is the time that the key waited until its window was committed. ROWS is the number of its tuples.
+# ROOM is the number of its spare locations during a batch. DIRTY is 1 if the key changed since it was stored.
 WAITED, ROWS, ROOM, DIRTY = 18, 19, 20, 21
-CELL_WIDTH = 22
+KEY_ROW_WIDTH = 22
 
 # Registers.
 SIZE, SLIDE, BLOCK_ROWS, EAGER, SPARE = 0, 1, 2, 3, 4
@@ -184,7 +185,7 @@ def free_tail(k: int, limit: int, state: State) -> None:
 
 @kernel
 def successor(location: int, state: State) -> int:
-    """Return the location of the key's next tuple; NONE after the last."""
+    """Return the location of the key's next tuple; NONE after the last tuple."""
     _, _, registers, blocks, _, _ = state
     rows = registers[BLOCK_ROWS]
     block = location // rows
