@@ -37,7 +37,7 @@ from penstock.procedures.texts import Numbers
 __all__ = ["ARRIVAL", "Changes", "Forwarding", "Split", "bucket_route", "forwarding_obstacle"]
 
 ARRIVAL = "arrival"
-"""The order of transactions in which results equal the serial run in the order of arrival."""
+"""With this order, results are the same as if one thread ran all transactions in the order of arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Split:
         The positions of the forwarded events that this bucket passes to the coordinator. Exactly one bucket
         passes each event.
     own_numbers, forwarded_numbers : ndarray
-        For the events in `own` and in `forwarded`: their numbers among the bucket's transactions of this
-        micro-batch.
+        The number of each event in `own` and in `forwarded`. The bucket numbers its transactions of the
+        micro-batch from 0.
     """
 
     own: Numbers
@@ -67,7 +67,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes of a bucket by forwarded transactions.
+    """The changes that forwarded transactions make to a bucket.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Forwarding:
-    """Runs a program over several buckets. Made on the driver, used in workers.
+    """Runs a program over several buckets. The driver makes it, and workers use it.
 
     Parameters
     ----------
@@ -92,8 +92,8 @@ class Forwarding:
     buckets : int
         The number of buckets.
     order : str
-        ``"arrival"``; or ``"any"``, so that the forwarded transactions of a micro-batch run after all other
-        transactions.
+        ``"arrival"`` or ``"any"``. With ``"any"``, the forwarded transactions of a micro-batch run after all
+        other transactions.
     """
 
     program: Program
@@ -102,12 +102,12 @@ class Forwarding:
 
     @classmethod
     def plan(cls, program: Program | PlainProgram, buckets: int, order: str) -> Forwarding:
-        """Return the forwarding of a program's transactions.
+        """Return the `Forwarding` of a program.
 
         Raises
         ------
         InvalidUsageError
-            If the event does not name the buckets of a transaction.
+            If the event does not determine the buckets of a transaction.
         """
         obstacle = forwarding_obstacle(program)
         if obstacle is not None or isinstance(program, PlainProgram):
@@ -159,12 +159,12 @@ class Forwarding:
         places = []
         for bucket in range(self.buckets):
             needs_it = (counts == 0) & (bucket == 0)
-            needs_it[owners[buckets == bucket]] = True  # as a mask, several times as fast as `unique`
+            needs_it[owners[buckets == bucket]] = True  # a mask is several times as fast as `unique`
             places.append(np.flatnonzero(needs_it))
         return places
 
     def split(self, events: pa.RecordBatch, bucket: int) -> Split:
-        """Return which transactions a bucket runs, and which it forwards.
+        """Divide the transactions that need a bucket: the bucket runs or forwards each of them.
 
         Parameters
         ----------
@@ -190,7 +190,7 @@ class Forwarding:
         return Split(own, np.flatnonzero(is_forwarded), forwarded, own_numbers, forwarded_numbers)
 
     def rows(self, state: TableSet, events: pa.RecordBatch, bucket: int) -> dict[str, pa.RecordBatch]:
-        """Return the bucket's rows that forwarded events need, by table; none if its tables are copied."""
+        """Return the bucket's rows that forwarded events need, by table; no rows with `copies_buckets`."""
         if self.copies_buckets:
             return {}
         event_keys, found = self._keys(events), dict[str, list[pa.RecordBatch]]()
@@ -230,7 +230,7 @@ class Forwarding:
     def run(
         self, events: pa.RecordBatch, rows: Mapping[str, Sequence[pa.RecordBatch]]
     ) -> tuple[pa.RecordBatch, list[Changes]]:
-        """Run forwarded transactions; return a row of results for each, and the changes of each bucket.
+        """Run forwarded transactions; return a row of results for each event, and the changes to each bucket.
 
         Parameters
         ----------
@@ -246,7 +246,7 @@ class Forwarding:
         return self.run_over(state, events)
 
     def run_over(self, state: TableSet, events: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Changes]]:
-        """Run forwarded transactions over tables of all their buckets; see `run`."""
+        """Run forwarded transactions over `state`, which has the rows of all their buckets; see `run`."""
         counts = -self._count(state)
         results = state.run(self.program, events)
         counts += self._count(state)
@@ -265,7 +265,7 @@ class Forwarding:
         return results, [Changes(own, int(more)) for own, more in zip(blocks, counts, strict=True)]
 
     def _count(self, state: TableSet) -> Numbers:
-        """Return the number of rows of each bucket in the tables with inserts or deletes."""
+        """Count the rows of each bucket in the tables in which the program inserts or deletes rows."""
         counts = np.zeros(self.buckets, np.int64)
         for name in {change[1] for change in self.program.changes if change[0] != "column"}:
             placement = self._placements.get(name)
@@ -278,12 +278,12 @@ class Forwarding:
 
     @property
     def event(self) -> pa.Schema:
-        """The columns of events."""
+        """The schema of the program's events."""
         return event_schema(self.program.event)
 
 
 def _complete(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows with all columns; missing columns, which nothing reads, are null."""
+    """Add the missing columns to rows, with nulls; the program does not read these columns."""
     arrays = [
         rows.column(field.name) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)
         for field in schema
@@ -292,11 +292,11 @@ def _complete(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _find_nothing(found: Found, values: Sequence[Any]) -> tuple[Numbers, pa.RecordBatch]:
-    raise InternalError("a route without indexes reads one", table=found.table)
+    raise InternalError("a route without indexes reads an index", table=found.table)
 
 
 def bucket_route(program: Program) -> Route:
-    """Return the route that gives the buckets of a transaction."""
+    """Return the route by which the transactions of a program find their buckets."""
     placements = place_tables({spec.name: spec for spec in program.tables}, 1, {})
     return find_route(program, placements, with_writes=True)
 
@@ -313,7 +313,7 @@ def forwarding_obstacle(program: Program | PlainProgram) -> str | None:
     route = bucket_route(program)
     if route.obstacle is not None:
         return route.obstacle
-    for keys in () if route.is_single else route.keys:  # a single-bucket transaction is rejected elsewhere
+    for keys in () if route.is_single else route.keys:  # single-bucket transactions are checked elsewhere
         if any(isinstance(origin, Found) for origin in keys.partition):
             return f"an index finds the bucket of rows of {keys.table}"
     return None if route.keys else "it accesses no table with partition_by"

@@ -54,7 +54,7 @@ def publish_continuation(
 
 
 def _content(unit: PUnit, tables: dict[str, TableSpec]) -> str:
-    """Return the rows of a continuation as a text."""
+    """Return the content of a continuation as a text to compare."""
     rows = {}
     for name in sorted(unit.blocks):
         table, _, part = name.rpartition("/")

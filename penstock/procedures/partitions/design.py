@@ -1,4 +1,4 @@
-"""A design: the columns by which tables are partitioned, instead of the declared columns (H-Store §4.2)."""
+"""Designs: a design replaces the declared columns by which tables are partitioned (H-Store §4.2)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HINT = "penstock design writes such a file"
 class PartitionDesign(StoredText):
     """The partitions of a database's tables, which replace the declared partitions.
 
-    `Database.open` takes it. A table that the design does not name is partitioned as declared.
+    Pass a design to `Database.open`. A table that the design does not name is partitioned as declared.
 
     Attributes
     ----------
@@ -190,7 +190,7 @@ class PartitionDesign(StoredText):
 
     @property
     def several(self) -> dict[str, tuple[str, ...]]:
-        """The columns of the tables that are partitioned by several columns."""
+        """For each table that is partitioned by several columns, these columns."""
         return {name: column for name, column in self.columns.items() if isinstance(column, tuple)}
 
     def check_routes(self, procedures: Mapping[str, Procedure], specs: Iterable[TableSpec]) -> None:
@@ -237,7 +237,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _plain(column: str | tuple[str, ...]) -> str | list[str]:
-    """Return columns in the form for YAML."""
+    """Return a column or a list of columns, as YAML writes them."""
     return column if isinstance(column, str) else list(column)
 
 

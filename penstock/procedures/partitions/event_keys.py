@@ -1,4 +1,4 @@
-"""The keys in events: which rows and partitions each transaction needs."""
+"""Find the rows and the partitions that each transaction needs, from the keys in its event."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.procedures.texts import Numbers
 __all__ = ["EventKeys", "Lookup"]
 
 _RESOURCES_PER_KEY = 16
-"""Resource numbers per key: large enough that collisions cause few transactions to be forwarded."""
+"""Resource numbers for each key. More numbers mean fewer collisions and fewer forwarded transactions."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Lookup = Callable[[Found, Sequence[Any]], tuple[Numbers, pa.RecordBatch]]
@@ -33,29 +33,29 @@ Lookup = Callable[[Found, Sequence[Any]], tuple[Numbers, pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The values of one origin: one or several for each event."""
+    """The values of one origin. Each event has one value, or each event has any number of values."""
 
     column: Column
     values: pa.Array[Any]
     events: Numbers | None
-    """The event of each value, ascending; None if there is one for each event."""
+    """The position of the event of each value, ascending; None if each event has exactly one value."""
 
 
 class EventKeys:
-    """The keys of events of one program.
+    """The keys of the rows that a program's events access.
 
     Parameters
     ----------
     program : Program
         The program.
     route : Route
-        The route, without an obstacle.
+        The route of the program, which has no obstacle.
     events : pyarrow.RecordBatch
         The events.
     placements : mapping
         The placements of partitioned tables.
     lookup : callable
-        Reads an index of all partitions.
+        Finds rows by an index in all partitions.
     """
 
     def __init__(
@@ -92,7 +92,9 @@ class EventKeys:
         return forward(starts, resources, needed, np.zeros(size, np.bool_))
 
     def first(self, homes: Numbers, partitions: int) -> npt.NDArray[np.bool_]:
-        """Return which transactions must end before the forwarded transactions begin; see `find_first`.
+        """Return a mask of the transactions that must end before the forwarded transactions begin.
+
+        `find_first` explains when this is so.
 
         Parameters
         ----------
@@ -107,7 +109,7 @@ class EventKeys:
     def _resources(
         self, partitions: int, distinct: Sequence[tuple[Numbers, Numbers | None]]
     ) -> tuple[Numbers, Numbers, Numbers, int]:
-        """Return the arguments of `forward`: starts, resources, partitions, and the limit of the numbers."""
+        """Return `starts`, `resources` and `partitions` for `forward`, and the length of `tainted`."""
         if not self.route.knows_rows:
             starts, order, needed = self._in_order(distinct)
             return starts, needed[order], needed[order], partitions
@@ -124,7 +126,7 @@ class EventKeys:
         return starts, resources[order], needed[order], size
 
     def _homes_alone(self, distinct: Sequence[tuple[Numbers, Numbers | None]]) -> tuple[Numbers, int]:
-        """Return the homes as if each transaction ran alone, and the number that need several partitions."""
+        """Return the partition of each transaction as if it ran alone, and how many are `FORWARDED`."""
         if all(events is None for _, events in distinct):
             homes = distinct[0][0].copy() if len(distinct) > 1 else distinct[0][0]
             return homes, sum([merge_homes(homes, one) for one, _ in distinct[1:]])
@@ -142,16 +144,16 @@ class EventKeys:
         return sorted({int(number) for numbers, _ in distinct for number in np.unique(numbers)})
 
     def keys(self, keys: Keys) -> list[pa.Array[Any]]:
-        """Return the columns of keys.
+        """Return the key columns of the rows that `keys` names.
 
         Leave out keys with a null, because no row of a table has such a key.
         """
         return [one.values for one in _without_nulls(self._combine(keys, keys.origins))]
 
     def values(self, keys: Keys) -> tuple[Numbers, list[tuple[Column, pa.Array[Any]] | None]]:
-        """Return the event of each row that keys may name, and the keys' columns; None for an unknown column.
+        """Return, for each row that `keys` names, the position of its event, and its key columns.
 
-        Keys that contain a null are left out, because no row of a table can have such a key.
+        An unknown key column is None. Leave out keys with a null, because no row of a table has such a key.
         """
         found = _without_nulls(self._combine(keys, keys.origins))
         events = found[0].events if found else None
@@ -160,13 +162,16 @@ class EventKeys:
         return np.arange(self.events.num_rows) if events is None else events, columns
 
     def by_event(self) -> tuple[Numbers, Numbers]:
-        """Return the position of each event's first partition, their total number, and the partitions."""
+        """Return the partitions that events need, as `starts` and `partitions` for `find_homes`."""
         starts, order, needed = self._in_order(self._distinct_partitions)
         return starts, needed[order]
 
     @cached_property
     def _distinct_partitions(self) -> list[tuple[Numbers, Numbers | None]]:
-        """Return the partitions of each origin and method once, with their events."""
+        """Return the partitions that keys need, and the events that need them.
+
+        Keys with the same origins and the same method have the same partitions, so they appear once.
+        """
         distinct = {(self._placements[keys.table].method, keys.partition): keys for keys in self.route.keys}
         found = []
         for keys in distinct.values():
@@ -179,7 +184,7 @@ class EventKeys:
     ) -> list[tuple[Numbers, Numbers | None]]:
         """Return all partitions for events that write replicated tables, and one for events that need none.
 
-        So each event comes after earlier writes to the replicated tables that it may read.
+        So each event runs after earlier writes to the replicated tables that it may read.
         """
         count, every = self.events.num_rows, np.arange(next(iter(self._placements.values())).partitions)
         writers = np.unique(np.concatenate([self.values(keys)[0] for keys in self.route.writes]))
@@ -203,7 +208,7 @@ class EventKeys:
     def _in_order(
         self, found: Sequence[tuple[Numbers, Numbers | None]]
     ) -> tuple[Numbers, Numbers | slice, Numbers]:
-        """Return the start of each event's numbers, their order by event, and the unordered numbers."""
+        """Return where each event's numbers begin, their order by event, and the unordered numbers."""
         count = self.events.num_rows
         numbers = np.concatenate([one for one, _ in found])
         if len(found) == 1 and found[0][1] is None:
@@ -216,7 +221,7 @@ class EventKeys:
         return starts, np.argsort(events, kind="stable"), numbers
 
     def _combine(self, keys: Keys, origins: Sequence[Origin | None]) -> list[_Values]:
-        """Return, for each event, all combinations of the values of some columns of keys."""
+        """Return all combinations of the values that each event has for `origins`."""
         at: Numbers | None = None
         places: dict[object, Numbers] = {}
         for number, origin in enumerate(origins):
@@ -262,7 +267,7 @@ class EventKeys:
 
 
 def _drop_hidden_elements(events: pa.RecordBatch) -> pa.RecordBatch:
-    """Return events whose null lists have no elements, because Arrow lets null lists have elements."""
+    """Remove the elements that Arrow allows in null lists."""
     for place, column in enumerate(events.columns):
         if pa.types.is_list(column.type) and column.null_count:
             compact = column.take(pa.array(np.arange(len(column))))
@@ -271,7 +276,7 @@ def _drop_hidden_elements(events: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _without_nulls(values: list[_Values]) -> list[_Values]:
-    """Return the columns of keys, without keys that contain a null."""
+    """Return the key columns without the keys that have a null."""
     if not any(one.values.null_count for one in values):
         return values
     exists = ~np.logical_or.reduce([null_mask(one.values) for one in values])
@@ -280,7 +285,7 @@ def _without_nulls(values: list[_Values]) -> list[_Values]:
 
 
 def _dimension(number: int, origin: Origin | None) -> object:
-    """Return a value that is equal for columns whose values are paired, and differs for all others."""
+    """Return equal values for the columns of a row that an index finds, and distinct values for others."""
     if isinstance(origin, Found):
         return origin.table, origin.index, origin.attributes
     return number
@@ -288,7 +293,7 @@ def _dimension(number: int, origin: Origin | None) -> object:
 
 def _row_numbers(table: str, values: Sequence[_Values], size: int) -> Numbers:
     """Return a number below `size`, a power of two, for each key."""
-    seed = sum(table.encode())  # so rows of two tables mostly get different numbers
+    seed = sum(table.encode())  # rows of different tables mostly get different numbers
     numbers = np.full(len(values[0].values), seed, np.uint64)
     for one in values:
         numbers = (numbers ^ hash_values(one.column, one.values).view(np.uint64)) * _MIX

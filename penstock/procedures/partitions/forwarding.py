@@ -31,12 +31,12 @@ def find_homes(starts: Numbers, partitions: Numbers, homes: Numbers) -> int:
     Parameters
     ----------
     starts : ndarray
-        The position of the first partition of each transaction; the last element is the number of
-        partitions.
+        For each transaction, the position of its first partition in `partitions`; the last element is the
+        length of `partitions`.
     partitions : ndarray
-        The partitions that transactions need.
+        The partitions that each transaction needs, in the order of the transactions.
     homes : ndarray
-        The result.
+        Receives the partition of each transaction, or `FORWARDED`.
     """
     several = 0
     for i in range(starts.shape[0] - 1):
@@ -53,7 +53,10 @@ def find_homes(starts: Numbers, partitions: Numbers, homes: Numbers) -> int:
 
 @kernel
 def merge_homes(homes: Numbers, partitions: Numbers) -> int:
-    """Merge one more partition of each transaction into the result of `find_homes`, in place."""
+    """Add one needed partition of each transaction to the result of `find_homes`, in place.
+
+    Return how many transactions need several partitions only because of the added partition.
+    """
     several = 0
     for i in range(homes.shape[0]):
         if homes[i] >= 0 and homes[i] != partitions[i]:
@@ -75,14 +78,16 @@ def forward(
     Parameters
     ----------
     starts : ndarray
-        The position of the first resource of each transaction; the last element is the number of resources.
+        For each transaction, the position of its first resource in `resources`; the last element is the
+        length of `resources`.
     resources : ndarray
-        The numbers of resources. Two resources may have the same number; then more transactions may be
-        forwarded, but the results are the same.
+        The numbers of the resources that each transaction needs, in the order of the transactions. Two
+        resources may have the same number; then more transactions may be forwarded, but the results are the
+        same.
     partitions : ndarray
-        The partition of each resource.
+        The partition of each resource in `resources`.
     tainted : ndarray
-        An entry for each resource number, all false.
+        Working memory with an element for each resource number; all elements are false.
     """
     count = starts.shape[0] - 1
     homes = np.zeros(count, np.int64)
@@ -106,7 +111,7 @@ def forward(
 def find_first(
     starts: Numbers, resources: Numbers, homes: Numbers, tainted: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Return which transactions in partitions must end before the forwarded transactions begin.
+    """Return a mask of the transactions in partitions that must end before the forwarded transactions begin.
 
     A transaction must end first if it needs a resource of a later forwarded transaction, or of a later
     transaction that must end first. All other transactions can run at the same time as the forwarded
@@ -142,12 +147,12 @@ def order_by_home(homes: Numbers, partitions: int) -> tuple[Numbers, Numbers, Nu
     Returns
     -------
     order : ndarray
-        The transactions in this order.
+        The numbers of the transactions, forwarded transactions first, then by home.
     places : ndarray
         The position of each transaction in `order`.
     begins : ndarray
-        The position of the first forwarded transaction, then of the first transaction of each home; the last
-        element is the number of transactions.
+        The position in `order` of the first forwarded transaction, then of the first transaction of each
+        home; the last element is the number of transactions.
     """
     begins = np.zeros(partitions + 2, np.int64)
     for i in range(homes.shape[0]):

@@ -30,7 +30,7 @@ from penstock.procedures.texts import Numbers
 __all__ = ["GatheredTables", "PartitionedRows", "find_rows"]
 
 MOVE_COST = 16
-"""The number of other transactions that must run on partitions' threads to save the time of one move.
+"""A move costs as much time as partitions save by running this many transactions on their threads.
 
 So tables are gathered if more than 6 % of transactions need several partitions.
 """
@@ -57,9 +57,9 @@ class GatheredTables:
     limit : int
         The debt at which tables are gathered; see `choose`.
     move_s : dict
-        The seconds of each table's last move.
+        How many seconds the last move of each table took.
     moved_s : float
-        The seconds of all moves.
+        How many seconds all moves took together.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class GatheredTables:
         single, several : int
             The numbers of transactions that need one partition and that need several.
         knows_rows : bool
-            Whether only the rows that the transactions need would be moved, rather than all rows of their
-            tables.
+            Whether the rows that the transactions need are known. Otherwise all rows of their tables would
+            move.
         debt : float, optional
             The change of the debt. By default it is computed with `MOVE_COST`.
         """
@@ -197,14 +197,14 @@ def find_rows(
     index : sequence of str
         The columns of the index.
     values : sequence of pyarrow.Array
-        The values to find for each column.
+        For each column, the values to look up.
 
     Returns
     -------
     starts : ndarray
-        The position of the first row of each value; the last element is the number of rows.
+        For each value, the position of its first row in `rows`; the last element is the number of rows.
     rows : pyarrow.RecordBatch
-        The rows in this order.
+        The found rows, in the order of the values.
     """
     events: list[Numbers] = []
     rows: list[pa.RecordBatch] = []
@@ -224,7 +224,7 @@ def find_rows(
 def _numbers(
     part: TableSet, column: Column, values: pa.Array[Any]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Return values in the form that a partition stores, and whether the partition may contain each."""
+    """Convert values to the form that a partition stores; also return which values it may contain."""
     if column.kind.is_interned:
         numbers = part.texts.known_numbers(values)
         return numbers, numbers >= 0

@@ -73,7 +73,7 @@ class PartitionedTables:
     predicted : PredictedRuns or None
         Runs transactions in the partitions that a predictor names, if there is a predictor.
     speculation : Speculation or None
-        Runs other transactions concurrently with forwarded transactions.
+        Runs other transactions concurrently with forwarded transactions, if partitions speculate.
     is_new, offset, program, request_memory
         See `TableSet`.
     """
@@ -110,7 +110,7 @@ class PartitionedTables:
         return PartitionedRows([part[name] for part in self._parts_of(name)])
 
     def _parts_of(self, name: str) -> list[TableSet]:
-        """Return the tables that have the rows of a table."""
+        """Return the table sets that hold the rows of a table."""
         if name in self.gathered.names:
             return [self._coordinator]
         return self._partitions if name in self.placements else self._partitions[:1]
@@ -131,7 +131,7 @@ class PartitionedTables:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of all copies."""
+        """The memory of the tables, with all copies of replicated tables."""
         return sum(part.size_bytes for part in (*self._partitions, self._coordinator))
 
     def close(self) -> None:
@@ -266,7 +266,7 @@ class PartitionedTables:
     ) -> bool:
         """Return whether transactions run over gathered tables; see `GatheredTables.choose`."""
         names = [spec.name for spec in program.tables if spec.name in self.placements]
-        asked = several and isinstance(program, Program) and not program.stages  # others are never predicted
+        asked = several and isinstance(program, Program) and not program.stages  # others have no predictions
         if asked and self.predicted is not None and not self.predicted.declines(program):
             self.gathered.scatter(only_for=names)
             return False
@@ -328,7 +328,7 @@ class PartitionedTables:
     def _fetch(
         self, number: int, names: Sequence[str], keys: Mapping[str, Sequence[pa.RecordBatch]] | None
     ) -> dict[str, pa.RecordBatch]:
-        """Return the rows of the keys in a partition, or all of its rows."""
+        """Return the rows of `keys` in a partition, by table; without `keys`, return all rows."""
         part = self._partitions[number]
         if keys is None:
             return {name: part[name].table() for name in names}
@@ -380,15 +380,12 @@ class PartitionedTables:
             self._coordinator[table].upsert(rows, dirty=False)
 
     def forget_deleted(self) -> None:
-        """Forget deleted keys and unused texts.
-
-        Do not call `delta` afterwards, because it would lack them.
-        """
+        """Forget deleted keys and unused texts; the next delta does not have these keys."""
         for part in (*self._partitions, self._coordinator):
             part.forget_deleted()
 
     def delta(self) -> PUnit:
-        """Return the changes since the last call, to be stored."""
+        """Return the changes since the last call as a p-unit to store."""
         units = [part.delta() for part in (*self._partitions, self._coordinator)]
         self.is_new = False
         blocks: dict[str, list[pa.RecordBatch]] = {}
@@ -430,7 +427,7 @@ class PartitionedTables:
         self.transactions = self._partitions[0].transactions
 
     def _split_blocks(self, unit: PUnit) -> list[dict[str, pa.RecordBatch]]:
-        """Return the blocks of a p-unit for each partition and for the coordinator."""
+        """Divide the blocks of a p-unit among the partitions and the coordinator."""
         shares: list[dict[str, pa.RecordBatch]] = [{} for _ in range(self.partitions + 1)]
         for block_name, block in unit.blocks.items():
             name, _, kind = block_name.rpartition("/")

@@ -1,4 +1,4 @@
-"""The partitions of rows, by the hash of columns or by ranges of one column (H-Store §3.4.1)."""
+"""Find the partition of each row, by the hash of columns or by ranges of one column (H-Store §3.4.1)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
-    """Return a hash of each value of a key column, or of an attribute of its kind; any hash for a null."""
+    """Return a hash of each value of a key column, or of an attribute of its kind.
+
+    A null may have any hash.
+    """
     if column.kind.is_interned:
         kind = pa.large_string() if column.kind is Kind.TEXT else pa.large_binary()
         values = interned_values(values.fill_null(_zero(column))).cast(kind)
@@ -43,13 +46,13 @@ def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
 
 
 def _zero(column: Column) -> str | bytes | Decimal:
-    """Return a value of an interned kind."""
+    """Return a value that can replace the nulls of an interned column."""
     zeros: dict[Kind, str | bytes] = {Kind.TEXT: "", Kind.BINARY: b""}
     return zeros.get(column.kind, Decimal())
 
 
 def hash_numbers(numbers: Numbers) -> Numbers:
-    """Return a hash of each integer that represents a value of a kind other than text."""
+    """Return the hash of each value of a kind that is not interned; `numbers_of` makes `numbers`."""
     codec = KeyCodec([pa.field("key", pa.int64())])
     return codec.encode([pa.array(numbers)]).hashes.view(np.int64)
 
@@ -64,23 +67,23 @@ def mix_hashes(hashes: Sequence[Numbers]) -> Numbers:
 
 @kernel
 def find_ranges(values: Numbers, least: Numbers) -> Numbers:
-    """Return the number of each value's range: how many bounds the value reaches."""
+    """Return the number of each value's range: how many bounds in `least` are not above the value."""
     places = np.empty(values.shape[0], np.int64)
     for i in range(values.shape[0]):
         place = np.int64(0)
-        for k in range(least.shape[0]):  # without branches, faster than a binary search for few bounds
+        for k in range(least.shape[0]):  # no branches: for few bounds faster than a binary search
             place += np.int64(values[i] >= least[k])
         places[i] = place
     return places
 
 
 def numbers_of(column: Column, values: pa.Array[Any]) -> Numbers:
-    """Return the integers that represent values of a kind other than text."""
+    """Return the integers that represent values of a kind that is not interned."""
     return numpy_column(column, values, TextNumbers())[0].astype(np.int64, copy=False)
 
 
 class Placement:
-    """The partition of each row of a table.
+    """Finds the partition of each row of a table.
 
     Parameters
     ----------
@@ -151,7 +154,10 @@ class Placement:
         return self.ranges
 
     def partitions_of(self, columns: Sequence[Column], values: Sequence[pa.Array[Any]]) -> Numbers:
-        """Return each row's partition by the values of its columns, or of attributes of the same kinds."""
+        """Return the partition of each row from its values in the partition columns.
+
+        Instead of these columns, `columns` may be attributes of the same kinds.
+        """
         if self.ranges is None:
             mixed = mix_hashes([hash_values(*one) for one in zip(columns, values, strict=True)])
             return buckets_of(mixed.view(np.uint64), self.partitions)
@@ -165,7 +171,7 @@ class Placement:
         return np.array(numbers or [0], np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
 
     def split(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Return the rows of each partition, in their order."""
+        """Divide rows by partition, and keep their order."""
         if not rows.num_rows:
             return [rows] * self.partitions
         places = self.partitions_of(self.columns, [rows.column(name) for name in self.names])
@@ -185,18 +191,18 @@ def place_tables(
     Parameters
     ----------
     tables : mapping
-        The tables.
+        The tables by name.
     partitions : int
         The number of partitions.
     ranges : mapping
         The ranges of tables; see `Placement`.
     columns : mapping, optional
-        The columns of tables that are partitioned by several.
+        For each table that is partitioned by several columns, these columns.
 
     Raises
     ------
     InvalidUsageError
-        If `ranges` names another table, or its values do not fit.
+        If `ranges` names a table that is unknown or has no `partition_by`, or its values do not fit.
     """
     placements = {}
     for name in ranges:

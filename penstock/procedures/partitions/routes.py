@@ -1,4 +1,4 @@
-"""Where the transactions of a program run, derived from their keys by the compiler (H-Store §3.4.4)."""
+"""Find where the transactions of a program run, from the keys that they access (H-Store §3.4.4)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Keys:
     Attributes
     ----------
     table : str
-        Their table.
+        The table of the rows.
     origins : tuple of Origin or None
-        The origin of each column of the key, if it has one. For a value of a route that the user names, the
-        origin is a column of the results of `Program.route`.
+        The origin of each column of the key, or None if it has no origin. If the user names a route, the
+        origin may be a column of the results of `Program.route`.
     places : tuple of int
         The positions in the key of the columns by which the table is partitioned.
     """
@@ -128,7 +128,7 @@ def _replicated_writes(program: Program, placements: Mapping[str, Placement]) ->
 
 
 def keys_of(program: Program, access: Access, places: tuple[int, ...]) -> Iterator[Keys]:
-    """Yield the keys of an access; with a named route, separately for each value of the route.
+    """Yield the keys of an access. With a named route, yield keys for each value of the route.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def _obstacle(
 
 
 def _changes(program: Program, found: Found) -> str | None:
-    """Return why an index may find other rows during a call than before it; None if the rows are the same."""
+    """Return why an index may find other rows during a call than before; None if it finds the same rows."""
     lists = {column.name for column in program.event if column.is_list}
     if lists & set(found.attributes):
         return f"the index of {found.table} is read for each element of a list"

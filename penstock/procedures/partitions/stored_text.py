@@ -16,7 +16,7 @@ class StoredText(ABC):
     """A value that a text file keeps."""
 
     _KIND: ClassVar[str]
-    """The name in errors, with an article."""
+    """The kind of value, with an article, as errors name it."""
 
     @classmethod
     def load(cls, source: Self | str | os.PathLike[str]) -> Self:
@@ -25,7 +25,7 @@ class StoredText(ABC):
         Raises
         ------
         InvalidUsageError
-            If the file cannot be read, or has something else.
+            If the file cannot be read, or does not describe a value of this kind.
         """
         if isinstance(source, cls):
             return source

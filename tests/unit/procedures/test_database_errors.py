@@ -62,7 +62,7 @@ def test_attributes_by_position_are_told_to_have_names(bank: Database) -> None:
             with pytest.raises(InvalidUsageError, match=unknown):
                 call("add", id=1, amount=None, amuont=2)
         db.run("add", {"id": [1], "amount": [None], "more": [2]})
-    with pytest.raises(InvalidUsageError, match=r"no place in a procedure: .*type=map<string, bigint>"):
+    with pytest.raises(InvalidUsageError, match=r"not support a column.*type=map<string, bigint>"):
         bank.table("sums", "id bigint, totals map<string, bigint>", key="id")
 
 

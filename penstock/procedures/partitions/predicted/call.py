@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["DeviationError", "Kernel", "PredictedCall", "UndoLog", "tables_written"]
 
 MOST_WAVES = 8
-"""A call that needs more waves, or moves more rows than it has events, gets one wave, and no late runs."""
+"""The maximum number of waves of a call; see `plan`.
+
+A call that needs more waves runs in one wave, and none of its transactions is late.
+"""
 UNDO_LOG_IS_FULL = -1
-"""The number in ``control[0]`` if the undo log has no space; see `TableSet.make_room`."""
+"""The number that a kernel writes to ``control[0]`` if the undo log is full; see `TableSet.make_room`."""
 MOST_KEPT_ENTRIES = 1 << 16
-"""An undo log with more entries is made anew after its call, so that a large call keeps no memory."""
+"""After a call, an undo log with more entries than this is replaced by a small one, to free its memory."""
 _HIGHEST = np.iinfo(np.int64).max
 
 Kernel = Callable[..., int]
@@ -45,7 +48,7 @@ def tables_written(program: Program) -> list[str]:
 
 
 class DeviationError(Exception):
-    """A transaction is not as predicted; `event` is its position in the call."""
+    """A transaction deviated from its prediction; `event` is its position in the call."""
 
     def __init__(self, event: int) -> None:
         super().__init__(event)
@@ -53,14 +56,14 @@ class DeviationError(Exception):
 
 
 class UndoLog:
-    """The undo log of a part of the tables, for all transactions of a call.
+    """The undo log of a partition or of the coordinator, for all transactions of a call.
 
     Attributes
     ----------
     logged : ndarray of int64
-        Two numbers: the number of entries, and whether entries are kept after their transaction.
+        The number of entries; then 1 if entries are kept after their transaction has ended, else 0.
     arrays : tuple of ndarray
-        The entries; see `Program.arguments`.
+        The arrays of the undo log in the order of `Program.arguments`.
     run : Run or None
         The last run that wrote entries.
     """
@@ -70,7 +73,7 @@ class UndoLog:
         self.run: Run | None = None
 
     def release(self) -> None:
-        """Drop the entries, when the call no longer needs them."""
+        """Drop the entries after a call."""
         self.run = None
         if len(self.arrays[0]) > MOST_KEPT_ENTRIES:
             self.arrays = Run.own_room()[1]
@@ -84,7 +87,7 @@ class UndoLog:
 
 
 class PredictedCall:
-    """One call: makes copies of tables or undo logs, runs the transactions, and returns the results."""
+    """One call that runs by predictions; copies of tables or undo logs make it possible to undo the call."""
 
     def __init__(
         self,
@@ -122,7 +125,7 @@ class PredictedCall:
         return int(np.count_nonzero(self._homes < 0))
 
     def _make_guard(self) -> Numbers:
-        """Return the guard of the program's tables; see `GUARD_HEAD`."""
+        """Return the guard of the program's tables, which still allows no partition; see `GUARD_HEAD`."""
         specs, placements = self._program.tables, self._tables.placements
         guard = [0, self._tables.partitions, _HIGHEST, *(0 for _ in specs)]
         for number, spec in enumerate(specs):
@@ -133,7 +136,7 @@ class PredictedCall:
         return np.array(guard, np.int64)
 
     def run(self) -> pa.RecordBatch:
-        """Run all events."""
+        """Run all events, and return their results."""
         used = int(np.bitwise_or.reduce(self._masks))
         for number, part in enumerate(self._tables._partitions):
             if used >> number & 1:
@@ -152,7 +155,7 @@ class PredictedCall:
         return concat(batches).take(pa.array(back))
 
     def _most_waves(self) -> int:
-        """Return how many waves may have late transactions."""
+        """Return the maximum number of waves; fewer if each wave moves all rows of large tables."""
         route = self._tables.route(self._program)
         if route.obstacle is None and route.knows_rows:
             return MOST_WAVES
@@ -161,9 +164,9 @@ class PredictedCall:
         return min(1 + self._events.num_rows // max(rows, 1), MOST_WAVES)
 
     def _plan(self, most: int | None) -> list[int]:
-        """Set where transactions run; return the ends of waves, or no ends if there are more than `most`.
+        """Set where transactions run; return the end of each wave, or nothing if more than `most` are needed.
 
-        If `most` is None, no transaction is late, and there is one wave.
+        If `most` is None, no transaction is late, and one wave is enough.
         """
         ends = [0]
         while ends[-1] < len(self._homes):
@@ -183,7 +186,7 @@ class PredictedCall:
         self._copies.append((part, part.transactions, copies))
 
     def put_back(self) -> None:
-        """Restore the tables as of before the call."""
+        """Restore the tables to their state before the call."""
         for part in self._tables._partitions if not self._has_copies else ():
             log = self._logs[id(part)]
             if log.run is not None and log.logged[0]:
@@ -233,7 +236,10 @@ class PredictedCall:
     def _run_forwarded(
         self, places: Numbers, waiting: Mapping[int, Numbers]
     ) -> tuple[pa.RecordBatch, dict[int, pa.RecordBatch]]:
-        """Run transactions on the coordinator; once their rows are read, also run late transactions."""
+        """Run forwarded transactions on the coordinator and, once their rows are read, late transactions.
+
+        `places` are the forwarded transactions; `waiting` has the late transactions of each partition.
+        """
         tables, program = self._tables, self._program
         allowed = int(np.bitwise_or.reduce(self._masks[places]))
         needed = [number for number in range(tables.partitions) if allowed >> number & 1]
@@ -286,7 +292,16 @@ class PredictedCall:
         return self._events.take(pa.array(places))
 
     def _run(self, part: TableSet, places: Numbers, allowed: int, first: int) -> pa.RecordBatch:
-        """Run transactions over tables; each accesses only the allowed partitions."""
+        """Run transactions over `part`, and return their results.
+
+        `allowed` has a bit for each partition that they may access. Only transactions from `first` on may
+        write replicated tables.
+
+        Raises
+        ------
+        DeviationError
+            If a transaction deviates from its prediction.
+        """
         guard = self._guard.copy()
         guard[0], guard[2] = np.array([allowed], np.uint64).view(np.int64)[0], first
         touched = np.zeros(len(places), np.int64)

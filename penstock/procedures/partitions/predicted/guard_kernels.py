@@ -1,4 +1,4 @@
-"""Kernels of predicted transactions: their checks, and the order in which they run."""
+"""Kernels that check predicted transactions, and that plan the order in which they run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.state_store.keys.key_words import hash_word
 __all__ = ["GUARD_HEAD", "keeps_shared", "leaves", "needs_all", "plan"]
 
 GUARD_HEAD = 3
-"""The number of fields at the start of a guard.
+"""The number of fields at the start of a guard: the array that tells a kernel which accesses are allowed.
 
-They are the allowed partitions as bits, the number of partitions, and the first event that may write
-replicated tables. After them come, for each table, the place of its ranges, or 0 for the hash; then the sizes
-and values of all ranges.
+The fields are the allowed partitions as bits, the number of partitions, and the first event that may write
+replicated tables. A field for each table follows: the position of its ranges in the guard, or 0 if a hash
+gives the partition. For each table with ranges, the guard ends with their number and their least values.
 """
 
 
@@ -56,11 +56,11 @@ def plan(
     masks: npt.NDArray[np.uint64],
     written: npt.NDArray[np.uint64],
     every: np.uint64,
-    early: bool,
+    may_be_late: bool,
     homes: Numbers,
     late: npt.NDArray[np.bool_],
 ) -> int:
-    """Set the partitions in which transactions run; return how many of them fit into one wave.
+    """Set the partition in which each transaction runs; return how many transactions fit into one wave.
 
     In a wave, single-partition transactions run first, each in its partition. Then the forwarded transactions
     run and, at the same time, the late transactions. A transaction is late if all forwarded transactions
@@ -73,9 +73,9 @@ def plan(
         For each transaction, a bit for each partition that it accesses, and for each partition that it
         writes.
     every : uint64
-        All partitions.
-    early : bool
-        Whether transactions may be late; otherwise they are forwarded, too.
+        A bit for each partition of the database.
+    may_be_late : bool
+        Whether transactions may be late; otherwise these transactions are forwarded.
     homes : ndarray
         Receives the partition of each transaction, or -1 if it is forwarded.
     late : ndarray
@@ -96,7 +96,7 @@ def plan(
                 place += 1
             homes[i] = place
             continue
-        if is_single and early and mask != zero and (mask & locked) == zero and locked != every:
+        if is_single and may_be_late and mask != zero and (mask & locked) == zero and locked != every:
             used_late |= mask
             late[i] = True
             place = 0
@@ -109,5 +109,5 @@ def plan(
             return i
         homes[i] = -1
         fetched |= mask
-        locked |= written[i] if early else mask
+        locked |= written[i] if may_be_late else mask
     return masks.shape[0]

@@ -3,8 +3,8 @@
 The code is the serial kernel with checks before each look-up of a row, each look-up by an index and each
 write of a replicated table. There are two ways to undo what the kernel did before it stopped:
 
-- The undo log keeps the entries of all transactions of a call, if ``logged[1]`` is 1. The kernel undoes them
-  if its first event comes after its last event.
+- If ``logged[1]`` is 1, the undo log keeps the entries of all transactions of a call. The kernel undoes the
+  call if it is called with a first event that is after the last event.
 - The caller has copies of the tables. Then the kernel may leave out the undo log. It also stops if a
   transaction is rejected after a write.
 """
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DEVIATES = -1_000_000
-"""The number in ``control[0]`` if a transaction is not as predicted."""
+"""The number that the kernel writes to ``control[0]`` if a transaction deviates from its prediction."""
 _IMPORTS = """from penstock.procedures.partitions.predicted.guard_kernels import (
     keeps_shared,
     leaves,
@@ -49,7 +49,11 @@ _UNDO = re.compile(r"u_\w+\[")
 
 
 def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
-    """Return whether a kernel can compute each row's partition, from one column of no text or float."""
+    """Return whether a guarded kernel can check a program.
+
+    The kernel computes a row's partition from one column, which is not interned and not a float. It cannot
+    check workflows, streams, windows and named routes.
+    """
     placed = [placements[spec.name].columns for spec in program.tables if spec.name in placements]
     kinds = [columns[0].kind for columns in placed]
     if any(len(columns) > 1 for columns in placed):
@@ -60,24 +64,24 @@ def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
 
 
 def can_omit_undo(program: Program) -> bool:
-    """Return whether the undo log can be omitted; it is also needed to free the slots of deleted rows."""
+    """Return whether the kernel can run without an undo log, which also frees the slots of deleted rows."""
     return program.undo_log and not any(change[0] == "delete" for change in program.changes)
 
 
 def can_undo_calls(program: Program) -> bool:
-    """Return whether an undo log can undo a whole call, because no slot of a deleted row is used again."""
+    """Return whether an undo log can undo a whole call: only if no slot of a deleted row is used again."""
     writes = any(access.mode is not AccessMode.READ for access in program.accesses)
     return not writes or (program.undo_log and can_omit_undo(program))
 
 
 def load_guarded(program: Program, placements: Mapping[str, Placement], *, undo: bool) -> Callable[..., int]:
-    """Return the kernel of `guarded_source`."""
+    """Compile the result of `guarded_source`, and return the kernel."""
     here = pkgutil.get_data("penstock.procedures.partitions.predicted", "guard_kernels.py") or b""
     return load_run(guarded_source(program, placements, undo=undo), inlined_texts() + here)
 
 
 def guarded_source(program: Program, placements: Mapping[str, Placement], *, undo: bool) -> str:
-    """Return the module of a program's guarded kernel.
+    """Return the source of the module with a program's guarded kernel.
 
     Parameters
     ----------
@@ -132,7 +136,7 @@ if code > 0:
 
 
 def _undo_call(undoing: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements that undo the transactions of a call."""
+    """Return the statements with which the kernel undoes the transactions of a call."""
     call = cast(
         ast.If, ast.parse("if begin > end:\n    u = logged[0]\n    logged[0] = 0\n    return begin").body[0]
     )
@@ -168,7 +172,7 @@ class _Guards:
         }
 
     def block(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
-        """Return the statements, each with its checks before it."""
+        """Insert the checks of each statement before the statement."""
         found: list[ast.stmt] = []
         for node in nodes:
             for check in dict.fromkeys(self._checks(node)):
@@ -180,7 +184,7 @@ class _Guards:
         return found
 
     def _guard(self, check: str) -> str:
-        """Return the statements of a check, which skip a value that was also the last to be checked."""
+        """Return the statements of a check; they skip the check if its value was the last one checked."""
         if not (match := _LEAVES.fullmatch(check)):
             return f"if {check}:\n    {_DEVIATE}"
         word = match[2]
@@ -193,12 +197,12 @@ class _Guards:
         )
 
     def forget(self) -> list[ast.stmt]:
-        """Return the statements by which a transaction begins to check all values."""
+        """Return statements for the start of a transaction, after which no value counts as checked."""
         lines = [f"is_known_{one} = False\nknown_{one} = np.int64(0)" for one in self._last.values()]
         return ast.parse("\n".join(lines)).body
 
     def _checks(self, node: ast.stmt) -> Iterator[str]:
-        """Yield the conditions under which a statement, without nested statements, was not predicted."""
+        """Yield the conditions under which a statement, without nested statements, is not as predicted."""
         parts: list[ast.AST] = [node]
         if isinstance(node, ast.If | ast.While):
             parts = [node.test]
@@ -225,7 +229,10 @@ class _Guards:
             yield "keeps_shared(guard, i)"
 
     def _index_check(self, call: ast.Call, table: str) -> str:
-        """Return the check of an index look-up, which needs one partition if its values name it, else all."""
+        """Return the check of an index look-up.
+
+        The look-up needs all partitions, unless its values determine one partition.
+        """
         number = _number(table)
         words, column = self._words[table], self._columns[number]
         bounds = [one for one in call.args if isinstance(one, ast.Tuple)]
@@ -237,7 +244,7 @@ class _Guards:
 
 
 class _WithoutUndo:
-    """Removes the undo log from a transaction's statements; ``u`` shows whether an entry would exist."""
+    """Removes the undo log from a transaction's statements; ``u`` is 1 if the log would have an entry."""
 
     def block(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
         """Return the statements that remain."""

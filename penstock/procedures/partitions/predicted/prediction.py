@@ -26,12 +26,12 @@ class Prediction:
     Attributes
     ----------
     partitions : ndarray of uint64
-        A bit for each partition that a transaction accesses (OP1 and OP2).
+        For each transaction, a bit for each partition that it accesses (OP1 and OP2).
     written : ndarray of uint64
-        A bit for each partition that a transaction writes. In every other partition, the transaction is
-        finished when it has read its rows there (OP4).
+        For each transaction, a bit for each partition that it writes. In every other partition, the
+        transaction is finished when it has read its rows there (OP4).
     undo : ndarray of bool
-        Whether a transaction may be rejected after it has written, so that it needs an undo log (OP3).
+        For each transaction, whether it may be rejected after a write, so that it needs an undo log (OP3).
     """
 
     partitions: npt.NDArray[np.uint64]
@@ -40,7 +40,7 @@ class Prediction:
 
 
 class StoredPredictor(Protocol):
-    """Models of a database's transactions, which `Database.open` takes."""
+    """Models of a database's transactions. Pass them to `Database.open`."""
 
     def bind(
         self, database: str, partitions: int, placements: Mapping[str, Placement]
@@ -50,7 +50,7 @@ class StoredPredictor(Protocol):
         Raises
         ------
         InvalidUsageError
-            If the models are of another database, or for other partitions.
+            If the models are for another database, or for other partitions.
         """
 
 
@@ -61,7 +61,13 @@ class TransactionPredictor(Protocol):
         """Return the predictions for transactions; None if there are none."""
 
     def observe(self, touched: Numbers) -> None:
-        """Learn from the last prediction, which was right; `touched` has the partitions accessed, as bits."""
+        """Learn from the last prediction, which was right.
+
+        For each transaction, `touched` has a bit for each partition that it accessed.
+        """
 
     def correct(self, event: int, touched: int) -> None:
-        """Learn from the last prediction, which was wrong for `event`; `touched` has its accesses so far."""
+        """Learn from the last prediction, which was wrong for the transaction `event`.
+
+        `touched` has a bit for each partition that the transaction accessed until it was stopped.
+        """

@@ -1,4 +1,4 @@
-"""Predictions by a routing attribute: a transaction accesses only the partition of the attribute's hash."""
+"""Predict by a routing attribute that a transaction accesses only the partition of the attribute's hash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from penstock.state_store.keys.key_words import buckets_of
 __all__ = ["AttributePredictor", "check_routing", "routing_attributes", "routing_obstacle"]
 
 MOST_WRONG, MOST_SKIPPED = 4, 64
-"""After so many wrong calls in a row, calls of the program are skipped: one, then twice as many each time."""
+"""After `MOST_WRONG` wrong calls in a row, the next call runs without predictions.
+
+Each further wrong call in a row doubles the number of these calls, up to `MOST_SKIPPED`.
+"""
 
 
 def routing_attributes(program: Program | PlainProgram) -> tuple[str, ...]:
@@ -41,7 +44,7 @@ def routing_obstacle(program: Program | PlainProgram, placements: Mapping[str, P
         return "its event determines the partitions already"
     if isinstance(program, PlainProgram) or not can_guard(program, placements):
         return (
-            "only compiled procedures have one, without route=, streams and windows, over tables that are "
+            "routing is for compiled procedures without route=, streams and windows, over tables that are "
             "partitioned by one column of integers, decimals, dates or times"
         )
     return None
@@ -67,7 +70,7 @@ def check_routing(
         )
     if (reason := routing_obstacle(program, placements)) is not None:
         raise InvalidUsageError(
-            "the procedure has no routing attribute",
+            "the procedure cannot have a routing attribute",
             procedure=name,
             routing=attribute,
             reason=reason,
@@ -118,7 +121,7 @@ class AttributePredictor:
         if attribute is None:
             self._last = None
             return None if self._others is None else self._others.predict(program, events)
-        if program.digest not in self._checked:  # its event may not have been declared at `open`
+        if program.digest not in self._checked:  # `open` checks only declared events
             check_routing(program.name, attribute, program, self._placements)
             self._checked.add(program.digest)
         if self._skipped.get(program.name, 0) > 0:
@@ -128,7 +131,7 @@ class AttributePredictor:
         column = next(one for one in program.event if one.name == attribute)
         values = events.column(attribute)
         homes = buckets_of(hash_values(column, values).view(np.uint64), self._partitions)
-        masks = np.uint64(1) << homes.astype(np.uint64)  # a null leads to any partition
+        masks = np.uint64(1) << homes.astype(np.uint64)  # a null gives any partition
         return Prediction(masks, masks, np.ones(events.num_rows, np.bool_))
 
     def observe(self, touched: Numbers) -> None:
@@ -139,7 +142,7 @@ class AttributePredictor:
             self._others.observe(touched)
 
     def correct(self, event: int, touched: int) -> None:
-        """Record that the last prediction was wrong; after several wrong ones, pause."""
+        """Record that the last prediction was wrong; pause after several wrong predictions in a row."""
         if self._last is None:
             if self._others is not None:
                 self._others.correct(event, touched)

@@ -48,12 +48,12 @@ __all__ = ["PredictedRuns", "use_predictor"]
 MOST_FORWARDED = 0.5
 """If predictions would forward more than this share of a call, one thread without predictions is as fast."""
 MOST_COPIED = 16
-"""If the tables to copy or move have more rows for each event, this takes longer than predictions save.
+"""If there are more rows to copy or move for each event, copying takes longer than predictions save.
 
 Calls with more rows to copy have undo logs instead, if the program can have them.
 """
 USELESS_PAUSE = 31
-"""After a call that would be forwarded, this many calls of the program run without predictions."""
+"""After a call with too many forwarded transactions, this many calls of the program have no predictions."""
 
 
 def use_predictor(
@@ -62,7 +62,7 @@ def use_predictor(
     predictor: StoredPredictor | None,
     routing: Mapping[str, str],
 ) -> None:
-    """Let the transactions of an open database run in the partitions that are predicted, if any are.
+    """Let the transactions of an open database run in predicted partitions, if there is a predictor.
 
     Parameters
     ----------
@@ -115,8 +115,8 @@ class PredictedRuns:
     transactions : int
         The number of transactions that ran as predicted.
     forwarded, late, without_undo : int
-        How many of these transactions were forwarded; how many ran late, which means at the same time as
-        forwarded transactions, in a partition that these had finished with; and how many had no undo log.
+        How many of these transactions were forwarded, ran late, or had no undo log. A late transaction runs
+        at the same time as forwarded transactions, in a partition that they have finished with.
     wrong : int
         The number of calls with a wrong prediction.
     """
@@ -154,7 +154,7 @@ class PredictedRuns:
             call.put_back()
             self._predictor.correct(error.event, int(call.touched[error.event]))
             return None
-        except BaseException:  # an interrupt, too, leaves tables half changed; raised again
+        except BaseException:  # any error, even Ctrl-C, leaves tables half changed; raise it again
             call.put_back()
             raise
         finally:
@@ -168,11 +168,11 @@ class PredictedRuns:
         return results
 
     def declines(self, program: Program | PlainProgram) -> bool:
-        """Return whether the last call of a program ran without predictions although none was wrong."""
+        """Return whether the last call of a program began without predictions."""
         return program.digest in self._declined
 
     def _begin(self, program: Program, events: pa.RecordBatch) -> PredictedCall | None:
-        """Return a predicted call; None if there are no predictions, they would not help, or in a pause."""
+        """Return a predicted call, or None during a pause, or if predictions are missing or do not help."""
         if self._paused.get(program.digest, 0) > 0:
             self._paused[program.digest] -= 1
             return None
@@ -190,7 +190,7 @@ class PredictedRuns:
         return call
 
     def _rows_of(self, names: Iterable[str]) -> int:
-        """Return the rows of tables to copy, and of the gathered tables, which move."""
+        """Return the number of rows that a call must copy from `names` and move from gathered tables."""
         return sum(len(self._tables[name]) for name in self._tables.gathered.names.union(names))
 
     def _shared(self, program: Program) -> list[str]:

@@ -211,7 +211,7 @@ def test_the_cost_is_that_of_a_run_or_of_all_partitions() -> None:
         ("{sell: name}", "this attribute cannot route transactions"),
         ("{sell: shops}", "cannot route transactions.*did you mean 'shop'"),
         ("{sel: shop}", "unknown procedure.*did you mean 'sell'"),
-        ("{move: shop}", "has no routing attribute.*determines the partitions already"),
+        ("{move: shop}", "cannot have a routing attribute.*determines the partitions already"),
         ("{sell: [shop]}", "the routing of a design has one attribute for each procedure"),
     ],
 )
