@@ -49,7 +49,7 @@ def check_local(root: Node) -> None:
     Raises
     ------
     InvalidUsageError
-        If it cannot run the plan; the error has the first reason found.
+        If the local engine cannot run the plan. The error has the first reason.
     """
     for error in find_refusals(root):
         raise error
@@ -68,7 +68,7 @@ def find_refusals(root: Node) -> Iterator[InvalidUsageError]:
 
 
 def _refusal(node: Node) -> str | None:
-    """Return why the local engine cannot run a node; None if it can."""
+    """Return why the local engine cannot run a node; None if it can run the node."""
     if not isinstance(node, _OPERATORS):
         return f"has no operator {node.label}"
     if isinstance(node, Where):

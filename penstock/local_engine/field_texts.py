@@ -1,6 +1,6 @@
-"""Read the texts of fields as Spark's readers of CSV and JSON do.
+"""Convert the texts of fields to values as Spark's readers of CSV and JSON do.
 
-Arrow parses texts in the usual form. Python parses each other text once.
+Arrow parses texts in the usual form. Python parses other texts, each distinct text once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BARE: Final = (
     r"^[\x00-\x20]*[+-]?[0-9]{4,6}(-[0-9]{1,2}(-[0-9]{1,2}([ T][0-9]{1,2}"
     r"(:[0-9]{1,2}(:[0-9]{1,2}(\.[0-9]*)?)?)?)?)?)?[\x00-\x20]*$"
 )
-"""All forms of a time without a zone."""
+"""A time without a zone, in any of its forms."""
 _ZONED: Final = r"(Z|[+-](0[0-9]|1[0-7]):?[0-9]{2})$"
 _DECIMAL_TEXT: Final = re.compile(f"[+-]?{_NUMBER}", re.ASCII)
 _DOUBLE_TEXT: Final = re.compile(f"([+-]?{_NUMBER})[dDfF]?", re.ASCII)
@@ -52,10 +52,11 @@ _DIGITS: Final = 38
 _CONTEXT: Final = Context(prec=4 * _DIGITS)
 _DAY_US: Final = 86_400_000_000
 _CYCLE_DAYS: Final = 146_097
-"""The calendar repeats after these days, which are 400 years."""
+"""The number of days in 400 years, after which the calendar repeats."""
 _LATE_US: Final = (date(2038, 1, 1).toordinal() - 719_163) * _DAY_US
-"""From this time on, Arrow knows no changes of the clocks."""
+"""From this time on, Arrow ignores the days on which a zone changes its clocks."""
 _FAR_US: Final = (date(9600, 1, 1).toordinal() - 719_163) * _DAY_US
+"""Times from here on are moved back by whole cycles, because Python has no year above 9999."""
 _MAX_OFFSET_S: Final = 18 * 3600
 _SHORT_ZONES: Final = {
     "ACT": "Australia/Darwin", "AET": "Australia/Sydney", "AGT": "America/Argentina/Buenos_Aires",
@@ -72,7 +73,7 @@ _SHORT_ZONES: Final = {
 WIDE_DECIMAL: Final = pa.decimal256(2 * _DIGITS, _DIGITS)
 """The type in which decimals are rounded. It holds 38 digits on each side of the point."""
 JSON_DECIMAL: Final = pa.decimal256(_DIGITS, _DIGITS)
-"""The type as which pyarrow reads decimals in JSON, to be viewed as `WIDE_DECIMAL`.
+"""The type in which pyarrow reads decimals in JSON, before a view as `WIDE_DECIMAL`.
 
 pyarrow compares a number's digits with the precision, and then adds zeros up to the scale without a check.
 With this precision, 256 bits hold the result.
@@ -80,7 +81,7 @@ With this precision, 256 bits hold the result.
 
 
 def parse_texts(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | None) -> pa.ChunkedArray[Any]:
-    """Return the values of texts.
+    """Convert the texts of a column to values.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ def parse_texts(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | None
     kind : pyarrow.DataType
         The column's type in Spark: a number, a boolean, a date or a time.
     zone : str, optional
-        The time zone of times that have no zone; by default such times are refused.
+        The time zone of times without a zone. By default, these times are refused.
 
     Raises
     ------
@@ -127,7 +128,7 @@ def _convert(
     parse: Callable[[str], Any],
     kind: pa.DataType,
 ) -> pa.ChunkedArray[Any]:
-    """Convert the texts of the usual form together, and other texts one by one."""
+    """Convert the texts that match `usual` together by `convert`, and other texts one by one by `parse`."""
     is_usual = pc.fill_null(pc.match_substring_regex(texts, usual), True)
     if pc.all(is_usual).as_py():
         try:
@@ -165,7 +166,7 @@ def _parse_decimals(texts: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa.
 
 
 def _parse_decimal(text: str, kind: pa.Decimal128Type) -> Decimal | None:
-    text = text.replace(",", "")  # As Spark does, wherever they are.
+    text = text.replace(",", "")  # Spark ignores commas at any place.
     if not _DECIMAL_TEXT.fullmatch(text):
         return None
     try:
@@ -228,7 +229,7 @@ def _parse_times(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | Non
 
 
 def to_instants(times: pa.ChunkedArray[Any], zone: str | None) -> pa.ChunkedArray[Any]:
-    """Return the instants of times of a zone.
+    """Convert local times of a zone to instants.
 
     Raises
     ------
@@ -245,18 +246,18 @@ def to_instants(times: pa.ChunkedArray[Any], zone: str | None) -> pa.ChunkedArra
         late = _late_instants(pc.if_else(is_late, times, None).combine_chunks(), zone)
         return pc.coalesce(to_instants(pc.if_else(is_late, None, times), zone), pa.chunked_array([late]))
     instants = pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="earliest")
-    # As in Spark, a time that the clocks skip is later by the length of the gap.
+    # As in Spark, a time that the clocks skip moves forward by the length of the gap.
     return pc.add(instants, pc.subtract(times, pc.local_timestamp(instants)))
 
 
 def _late_instants(times: pa.Array, zone: str) -> pa.Array:
-    """Return the instants of times from `_LATE_US` on, one by one: Arrow ignores a zone's rule for them."""
+    """Convert local times from `_LATE_US` on one by one, because Arrow ignores a zone's rules for them."""
     distinct = times.dictionary_encode()
     instants = []
     for time_us in distinct.dictionary.cast(pa.int64()).to_pylist():
-        cycles = max(0, (time_us - _FAR_US) // (_CYCLE_DAYS * _DAY_US) + 1)  # Python has no year above 9999.
+        cycles = max(0, (time_us - _FAR_US) // (_CYCLE_DAYS * _DAY_US) + 1)  # See `_FAR_US`.
         shown = datetime(1970, 1, 1) + timedelta(days=-cycles * _CYCLE_DAYS, microseconds=time_us)
-        # Python takes the offset before the change for a time that the clocks skip or repeat, as Spark does.
+        # If the clocks skip or repeat a time, Python uses the offset before the change, as Spark does.
         instant = shown.replace(tzinfo=ZoneInfo(zone)) - datetime(1970, 1, 1, tzinfo=UTC)
         instants.append((instant + timedelta(days=cycles * _CYCLE_DAYS)) // timedelta(microseconds=1))
     return pa.array(instants, pa.int64()).cast(pa.timestamp("us", zone)).take(distinct.indices)
@@ -276,7 +277,7 @@ def _parse_time(text: str, *, is_local: bool) -> int | None:
     time_us = days * _DAY_US + seconds * 1_000_000 + int((fraction or "").ljust(6, "0")[:6])
     if is_local:
         return time_us if named is None else None
-    if named is None:  # `_parse_times` has read it.
+    if named is None:  # `_parse_times` converts times without a zone.
         return None
     named = named.strip(_BLANKS)
     if named == "Z":

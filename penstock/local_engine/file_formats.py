@@ -24,7 +24,7 @@ OPTIONS: Final[dict[str, frozenset[str]]] = {
     "orc": frozenset(),
     "text": frozenset(),
 }
-"""The options of Spark's readers that are known here, by format, in lower case."""
+"""For each format, the options of Spark's reader that this module supports, in lower case."""
 
 
 def file_reader(
@@ -39,14 +39,14 @@ def file_reader(
     schema : pyarrow.Schema
         The columns, in Spark's types.
     options : mapping of str to str
-        Options of Spark's reader.
+        The options of Spark's reader.
     zone : str, optional
-        The time zone of times that have no zone; by default such times are refused.
+        The time zone of times without a zone. By default, these times are refused.
 
     Raises
     ------
     InvalidUsageError
-        If an option is not known here.
+        If this module does not support an option.
     """
     known = check_options(format, options)
 
@@ -68,14 +68,14 @@ def file_reader(
 
 
 def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return options of Spark's reader of a format, by their names in lower case.
+    """Check the options of Spark's reader of a format, and return them by their names in lower case.
 
-    Options of CSV always have ``sep`` and ``quote``.
+    For CSV, the result always has ``sep`` and ``quote``.
 
     Raises
     ------
     InvalidUsageError
-        If an option is not known here, or its value is not supported.
+        If this module does not support an option, or its value.
     """
     known = {name.lower(): text for name, text in options.items()}
     if unknown := sorted(known.keys() - OPTIONS[format]):
@@ -99,7 +99,7 @@ def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def convert_columns(table: pa.Table, schema: pa.Schema, zone: str | None) -> pa.Table:
-    """Return columns by name in the types of a schema; a missing column is null.
+    """Return the columns of a schema, converted to its types. A column that the table lacks is null.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def json_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type as which values of JSON are read, before `convert_columns`."""
+    """Return the type in which pyarrow reads JSON values that `convert_columns` then converts to `kind`."""
     if pa.types.is_temporal(kind):
         return pa.string()
     if pa.types.is_decimal128(kind):
@@ -144,7 +144,7 @@ def json_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _round(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Round the decimals in values, also in structs and lists."""
+    """Round decimals, including the decimals in structs and lists."""
     if pa.types.is_decimal128(kind):
         return round_decimals(values.view(WIDE_DECIMAL), kind)
     if values.type == kind:
@@ -167,12 +167,12 @@ def _csv(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
 def read_csv(
     text: Path | pa.NativeFile, schema: pa.Schema, options: Mapping[str, str], skip: int = 0
 ) -> pa.Table:
-    """Return the rows of CSV after the first `skip` lines; all values are texts.
+    """Return the rows of CSV after the first `skip` lines. All values are still texts.
 
     Raises
     ------
     pyarrow.ArrowInvalid
-        If they do not fit the schema.
+        If the rows do not fit the schema.
     """
     import pyarrow.csv
 
@@ -207,8 +207,8 @@ def _json(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table
 def _parquet(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
     import pyarrow.parquet
 
-    there = pyarrow.parquet.read_schema(path).names
-    columns = [name for name in schema.names if name in there]
+    existing = pyarrow.parquet.read_schema(path).names
+    columns = [name for name in schema.names if name in existing]
     return pyarrow.parquet.ParquetFile(path).read(columns, use_threads=False)
 
 

@@ -1,7 +1,7 @@
-"""The sources of a local query: the available rows, and their batches.
+"""The sources of a local query.
 
-The query's log keeps the progress, not the input. `DataSourceInput` runs the same readers as Spark, such as
-the readers of p-streams and of the market, in this process. Offsets have Spark's form.
+The query's log, not the source, stores how far the query has read. `DataSourceInput` runs the same readers as
+Spark, such as the readers of p-streams and of the market, in this process. Offsets have Spark's form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Input(Protocol):
     schema: StructType
 
     def find_end(self, start: Offset | None) -> Offset | None:
-        """Return the end of the rows that exist now; `start` if no row follows it."""
+        """Return the offset after the last row that exists now; `start` if there are no new rows."""
 
     def read(self, start: Offset | None, end: Offset) -> Iterator[pa.RecordBatch]:
         """Yield the rows from `start` to before `end`, in Spark's types."""
@@ -37,14 +37,14 @@ class Input(Protocol):
         """Return whether there are rows between two offsets."""
 
     def release(self, end: Offset) -> None:
-        """Note that a micro-batch up to `end` is committed."""
+        """Allow the source to drop rows before `end`, because their micro-batch is committed."""
 
     def stop_at_present(self) -> None:
-        """Fix the end of the input: later rows are not read."""
+        """Fix the end of the input now, so that the query does not read later rows."""
 
 
 class DataSourceInput:
-    """A source through the stream reader of a Python data source of Spark.
+    """A source that reads through the stream reader of a Spark data source written in Python.
 
     Parameters
     ----------
@@ -127,9 +127,9 @@ class FilesInput:
     schema : StructType
         The columns.
     read_file : callable
-        Returns the rows of a file in Spark's types.
+        A function that returns the rows of a file in Spark's types.
     log : pathlib.Path
-        The directory of the log of found files.
+        The directory of the log that lists the files found so far.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class FilesInput:
         return [path for path in files if path.as_uri() not in self._known]
 
     def find_end(self, start: Offset | None) -> Offset | None:
-        """See `Input.find_end`. New files get an entry in the log, as in Spark."""
+        """See `Input.find_end`. Each new file gets an entry in the log, as in Spark."""
         after = -1 if start is None else int(start["logOffset"])
         newest = self._log.newest
         if newest <= after and not self._stopped:
@@ -193,14 +193,15 @@ class FilesInput:
         """Do nothing: files stay."""
 
     def stop_at_present(self) -> None:
-        """See `Input.stop_at_present`: the first look at the directory is the last."""
+        """See `Input.stop_at_present`. Only the next `find_end` may still find files."""
         self._stops = True
 
 
 class PushInput:
-    """Rows that the same process sends, for tests and embedding; kept until the query commits them.
+    """Rows that the same process sends, for tests and embedding.
 
-    A crash of the process loses them; then the sender sends them again, from number `rows` on.
+    The rows are kept in memory until the query commits them. After a crash of the process, the sender must
+    send them again, from row number `rows` on.
 
     Parameters
     ----------
@@ -216,7 +217,7 @@ class PushInput:
         self.rows = 0
 
     def send(self, rows: pa.Table) -> None:
-        """Append rows, which have the columns."""
+        """Append rows that have the columns of the source."""
         self._kept.append(rows.select(self.arrow.names).cast(self.arrow))
         self.rows += rows.num_rows
 

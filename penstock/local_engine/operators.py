@@ -1,4 +1,4 @@
-"""An operator with state, run bucket by bucket in this process."""
+"""Run an operator with state bucket by bucket in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalOperator", "MicroBatch", "Rows"]
 
 _MAX_UNPUBLISHED: Final = 4
-"""The most buckets whose states are held until their new versions are durable."""
+"""The maximum number of buckets whose new versions are not durable yet; memory holds their states."""
 
 
 @dataclass(slots=True)
@@ -38,23 +38,23 @@ class MicroBatch:
     Parameters
     ----------
     number : int
-        The number.
+        The micro-batch's number.
     query, query_name, run : str
-        The id and the name of the query, and a number of this start.
+        The query's id, its name, and an id of this start.
     starts, ends : sequence of Offset
-        For each input of the query, the rows to read.
+        For each input of the query, the offsets between which the micro-batch reads.
     clock : Clock
-        The time.
+        The clock that operators read.
     wakes : bool
         Whether buckets that may have waiting keys run even without rows.
     clocks : mapping of int to Clock
-        The clocks of the buckets that do not use `clock`.
+        By bucket number, the clocks that replace `clock` in single buckets.
     metrics : list of BatchMetrics
-        The metrics of buckets, as they run.
+        The metrics of the buckets that have run so far.
     bad_records : int
-        The records that could not be read, as they are read.
+        The number of records so far that could not be read.
     on_served : callable
-        Called with the metrics of all buckets, before the sink gets the results of the last one.
+        A function that is called with the metrics of all buckets, before the sink gets the last results.
     """
 
     number: int
@@ -72,29 +72,30 @@ class MicroBatch:
 
 
 Rows: TypeAlias = Callable[[MicroBatch], Iterator[pa.RecordBatch]]
-"""Makes rows of a micro-batch."""
+"""A function that returns the rows of a micro-batch."""
 
 
 class LocalOperator:
-    """An operator of bucket tasks in a local query.
+    """An operator with state in a local query. It runs one task for each bucket.
 
     Parameters
     ----------
     place : Stateful
-        The name, its buckets, and the location of its state.
+        The operator's name, its buckets, and the location of its state.
     operator : Operator
         The operator, which Spark's workers run as well.
     parcels : callable
-        Makes the input's parcels: the rows before the shuffle.
+        A function that returns the input of a micro-batch in parcels: binary values that each hold rows of
+        one bucket.
     output : pyarrow.Schema
         The columns of the results.
     waits : bool
-        Whether keys may be left for later micro-batches.
+        Whether keys may wait for later micro-batches.
     origin : mapping, optional
         Facts of this start; see `BucketTask`.
     coordinator : Coordinator, optional
-        Runs the transactions that buckets export. A bucket that exports transactions gets two versions per
-        micro-batch, so twice as many versions are kept.
+        The coordinator that runs the transactions that buckets export. A bucket that exports transactions
+        gets two versions per micro-batch, so twice as many versions are kept.
     publishes_first : bool
         Whether new versions are durable before the sink gets results. An operator needs this if it looks for
         other attempts at a micro-batch, or if user code that may fail makes its state.
@@ -187,7 +188,7 @@ class LocalOperator:
             for result in results:
                 yield cast_to_schema(result, self._output)
         if self._coordinator is not None and exported:
-            from penstock.spark_ext.forwarding.exports import Exports  # kernels that few queries need
+            from penstock.spark_ext.forwarding.exports import Exports  # few queries need its kernels
 
             results, metrics = self._coordinator.run(Exports.read(to_parcels(exported)))
             batch.metrics.append(metrics)
@@ -195,12 +196,12 @@ class LocalOperator:
                 yield cast_to_schema(result, self._output)
 
     def finish(self) -> None:
-        """Wait until the new versions are durable; take over their pointers, and note where keys wait."""
+        """Wait until the new versions are durable; then update `pointers` and `waiting`."""
         while self._open:
             self._finish_oldest()
 
     def _finish_published(self) -> None:
-        """Finish buckets whose new versions are durable; wait for the oldest if too many are not."""
+        """Finish buckets whose new versions are durable; if too many are not, wait for the oldest."""
         while self._open and (len(self._open) >= _MAX_UNPUBLISHED or self._open[0][2].done()):
             self._finish_oldest()
 
@@ -215,7 +216,7 @@ class LocalOperator:
         del self._open[0]
 
     def abandon(self) -> None:
-        """Drop the states of a micro-batch that failed, once no thread uses them."""
+        """Wait until no thread uses the states of a failed micro-batch, and drop these states."""
         for _, served, published in self._open:
             if published.exception() is None:
                 served.close()
@@ -223,6 +224,6 @@ class LocalOperator:
 
 
 def _parcels_of(rows: pa.RecordBatch) -> Iterable[tuple[int, Parcel]]:
-    """Yield the parcels in a batch before the shuffle, with their labels; a fourth column is the side."""
+    """Yield each parcel of a batch with its bucket's label. The fourth column, if any, is the join's side."""
     for label, dropped, payload, *side in zip(*(column.to_pylist() for column in rows.columns), strict=True):
         yield label, Parcel(int(dropped or 0), from_parcel(payload) if payload else None, *side)

@@ -1,4 +1,4 @@
-"""The sinks of a local query. A micro-batch that runs again adds no second copy of its rows."""
+"""The sinks of a local query. If a micro-batch runs again, its rows are not added a second time."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ __all__ = [
 
 
 class Output(Protocol):
-    """A sink. The results of a micro-batch come in one call, before the micro-batch is committed."""
+    """A sink. It gets all results of a micro-batch in one call, before the micro-batch is committed."""
 
     def write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> None:
         """Write the results of a query's micro-batch; a second call for a micro-batch changes nothing."""
 
 
 class NoOutput:
-    """Takes rows and keeps none."""
+    """Drops all rows."""
 
     def write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> None:
         """See `Output.write`."""
@@ -55,7 +55,7 @@ class NoOutput:
 
 @dataclass
 class MemoryOutput:
-    """Keeps the rows of each micro-batch."""
+    """Keeps the rows of each micro-batch in memory."""
 
     schema: pa.Schema
     batches: dict[int, pa.Table] = field(default_factory=dict)
@@ -78,11 +78,11 @@ class ConsoleOutput:
     schema : pyarrow.Schema
         The columns.
     rows : int
-        The most rows to print.
+        The maximum number of rows to print.
     truncate : bool
         Whether values are cut after 20 characters.
     file : text file, optional
-        By default standard output.
+        The file to print to; by default standard output.
     """
 
     schema: pa.Schema
@@ -190,7 +190,7 @@ class ParquetOutput:
 
 
 class UpsertOutput:
-    """Keeps a table up to date; see `penstock.upsert`.
+    """Keeps a table of a store up to date; see `penstock.upsert`.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ class UpsertOutput:
             raise InvalidUsageError(
                 "the local engine cannot evaluate delete_when",
                 delete_when=delete_when,
-                hint="it is no condition, or use engine: spark",
+                hint="write a condition that the local engine can evaluate, or use engine: spark",
             )
         flag = None if delete_when is None else delete_when.lower()
         split = _split_window(stored_schema(schema).empty_table())
@@ -246,7 +246,7 @@ class UpsertOutput:
 
 
 def _split_window(table: pa.Table) -> pa.Table:
-    """Return rows with the start and the end of their window as two columns, which any store can hold."""
+    """Replace the struct of a window by two columns for its start and end, which any store can hold."""
     columns: dict[str, pa.ChunkedArray] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if name == "window" and pa.types.is_struct(column.type) and column.type.names == ["start", "end"]:

@@ -1,8 +1,9 @@
-"""The micro-batches of a local query.
+"""Run the micro-batches of a local query.
 
-Steps of a micro-batch: 1. write its plan: the end of each input, 2. read, run the operator and write the
-results, 3. write the pointers of its state and its commit, 4. release the inputs' rows. After a crash after
-step 1 the same rows run again, from the same state, and the sink recognizes the micro-batch by its number.
+Steps of a micro-batch: 1. write the plan, which holds the end of each input, 2. read the rows, run the
+operator and write the results, 3. write the pointers to the operator's state and the commit, 4. release the
+inputs' rows. After a crash between steps 1 and 3, the next start runs the micro-batch again with the same
+rows and the same state, and the sink recognizes the micro-batch by its number.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ class LocalBatch:
     Attributes
     ----------
     query, query_id, operator : str
-        The query's name in the graph, its id, and the name of its operator with state; empty if it has none.
+        The query's name in the graph, its id, and the name of its operator with state. The operator's name is
+        empty if the query has no such operator.
     number : int
-        The micro-batch.
+        The micro-batch's number.
     new_input : bool
         Whether any input had new rows.
     duration_ms : float
-        From its plan to its commit.
+        The time that the micro-batch took, from its plan to its commit.
     metrics : BatchMetrics
-        The metrics of the query's operator; all 0 if there is none.
+        The metrics of the query's operator; all 0 if the query has no operator with state.
     bad_records : int
-        The records of its sources that could not be read.
+        The number of records of the sources that could not be read.
     """
 
     query: str
@@ -63,19 +65,19 @@ class LocalQuery:
     Parameters
     ----------
     name : str
-        The name in the graph.
+        The query's name in the graph.
     log : QueryLog
-        The checkpoint.
+        The query's checkpoint.
     inputs : sequence of Input
         The sources, in the order of Spark's plan.
     operator : LocalOperator, optional
         The operator with state.
     rows : callable
-        Makes its results.
+        A function that returns the results of a micro-batch.
     output : Output
         The sink.
     clock : Clock
-        The time.
+        The clock that the operator reads.
 
     Attributes
     ----------
@@ -131,7 +133,7 @@ class LocalQuery:
         return self._wakes or bool(self.operator is not None and self.operator.waiting)
 
     def stop_at_present(self) -> None:
-        """Fix the end of the inputs: later rows are not read."""
+        """Fix the end of all inputs now, so that the query does not read later rows."""
         if not self._stops:
             self._stops = True
             for source in self._inputs:
@@ -151,7 +153,7 @@ class LocalQuery:
         age_s = 0.0
         if self.log.planned >= number:
             ends = self._offsets(number)
-            # The rows of a micro-batch that a restart repeats arrived before its plan.
+            # A restart repeats this micro-batch, so its rows arrived before its plan was written.
             age_s = self.log.age_s(number)
         else:
             ends = [source.find_end(start) for source, start in zip(self._inputs, starts, strict=True)]
@@ -204,9 +206,9 @@ class LocalQuery:
         return True
 
     def _expect_overdue(self, served: Sequence[BatchMetrics]) -> None:
-        """Tell `overdue` when the promises break, by the metrics of all buckets.
+        """Tell `overdue` when each promise breaks, given the metrics of all buckets.
 
-        Promises are left out that the last micro-batch has reported as broken.
+        Leave out the promises that the last micro-batch reported as broken.
         """
         if not self.overdue.active:  # no promises
             return

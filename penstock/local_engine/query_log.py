@@ -1,17 +1,17 @@
-"""The checkpoint of a local query, in the form of Spark's.
+"""The checkpoint of a local query, in the form of Spark's checkpoints.
 
 ::
 
     QUERY/metadata                             the query's id
-    QUERY/offsets/<batch>                      up to where a micro-batch reads each source
-    QUERY/commits/<batch>                      that it is done
-    QUERY/sources/<number>/<entry>             which files a source of files has found
+    QUERY/offsets/<batch>                      the plan of a micro-batch: its end in each source
+    QUERY/commits/<batch>                      the mark that the micro-batch is committed
+    QUERY/sources/<number>/<entry>             the files that a source of files has found
     QUERY/state/0/<partition>/<batch + 1>.snapshot   the pointers of buckets after the micro-batch
 
 Spark reads these files as its own, and this module reads Spark's files
-(`penstock.spark_ext.state_reader.spark_state`). Like Spark, it writes whole files under temporary names, does
-not sync them, and deletes the files of old micro-batches. A p-stream that receives rows syncs the plan's
-files first.
+(`penstock.spark_ext.state_reader.spark_state`). Like Spark, this module writes a whole file under a temporary
+name before it renames the file, does not sync files, and deletes the files of old micro-batches. A p-stream
+that receives a micro-batch's rows syncs the plan first.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from penstock.state_store.bucket_store import Pointer
 __all__ = ["EntryLog", "Offset", "QueryLog", "read_plan", "write_whole"]
 
 Offset = dict[str, Any]
-"""The place in a source up to which rows are read; a JSON value."""
+"""A position in a source, before which all rows are read. The value is JSON."""
 
 _VERSION = "v1"
 _KEPT_BATCHES = 100
 """The number of newest micro-batches whose files are kept, as in Spark."""
 _COMPACTED_ENTRIES = 10
-"""Every tenth file of a log of entries also holds all earlier entries."""
+"""In a log of entries, every file with a number of this interval also holds all earlier entries."""
 
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 _SETTINGS = {
@@ -58,7 +58,7 @@ _SETTINGS = {
     "spark.sql.streaming.stateStore.compression.codec": "lz4",
     "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion": "2",
 }
-"""The Spark settings with which Spark reads the pointers as they are written here."""
+"""Settings with which Spark can read the pointers that this module writes."""
 
 _KEYS = [{"name": "bucket", "type": "integer", "nullable": True, "metadata": {}}]
 _POINTER = {
@@ -111,7 +111,7 @@ class QueryLog:
     location : str
         The checkpoint, on a local disk.
     partitions : int
-        Spark's shuffle partitions, for a new checkpoint.
+        The number of Spark's shuffle partitions, for a new checkpoint.
     kept_batches : int
         The number of newest micro-batches whose files are kept.
 
@@ -155,7 +155,7 @@ class QueryLog:
             raise CorruptDataError("a query's metadata is damaged", file=self.path / "metadata") from None
 
     def offsets(self, batch: int) -> list[Offset | None]:
-        """Return the sources' offsets at the end of a planned micro-batch; None if nothing was read yet."""
+        """Return each source's offset at the end of a planned micro-batch; None if nothing was read yet."""
         return read_plan(self.path, batch)[1]
 
     def age_s(self, batch: int) -> float:
@@ -178,7 +178,7 @@ class QueryLog:
         Raises
         ------
         InvalidUsageError
-            If only Spark can read them.
+            If only Spark can read the pointers.
         """
         if self.committed < 0 or not self._has_state:
             return {}

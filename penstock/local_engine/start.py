@@ -26,7 +26,7 @@ from penstock.dataflow.checkpoint import (
 )
 from penstock.dataflow.nodes import Materialize, Node, topological
 from penstock.errors import InvalidUsageError
-from penstock.local_engine.builder import Builder, Made, OpenInput
+from penstock.local_engine.builder import Builder, NodeRows, OpenInput
 from penstock.local_engine.checks import check_local
 from penstock.local_engine.outputs import Output, PStreamOutput
 from penstock.local_engine.query import LocalBatch, LocalQuery
@@ -40,7 +40,7 @@ __all__ = ["RESULTS", "LocalGraph", "OpenOutput", "start_local"]
 _LOGGER = logging.getLogger(__name__)
 
 OpenOutput = Callable[[StructType, str], Output]
-"""Opens a sink, given the columns of the results and the checkpoint of their query."""
+"""A function that opens a sink. It takes the results' columns, and the checkpoint of their query."""
 
 RESULTS = "results"
 """The name of the query that makes a graph's results, as on Spark."""
@@ -56,7 +56,7 @@ class LocalGraph:
     plan : PhysicalPlan
         The plan.
     queries : sequence of LocalQuery
-        The queries; each reads the output of earlier queries.
+        The queries. A query may read the output of earlier queries.
     schema : StructType
         The columns of the results.
     checkpoint : str
@@ -91,7 +91,7 @@ class LocalGraph:
     ) -> None:
         """Run the queries, one after the other, until all present input is read.
 
-        With `drain`, it continues until no key waits.
+        With `drain`, each query continues until no key waits.
         """
         for query in self.queries:
             query.stop_at_present()
@@ -122,7 +122,7 @@ def start_local(
     max_rows: int | None = None,
     drain: bool = True,
     clock: Clock = now_us,
-    finish: Callable[[Made], Made] = lambda made: made,
+    finish: Callable[[NodeRows], NodeRows] = lambda node_rows: node_rows,
 ) -> LocalGraph:
     """Start a graph, or continue it from a checkpoint of either engine. Nothing runs yet.
 
@@ -133,25 +133,26 @@ def start_local(
     checkpoint : str or path
         The graph's directory on a local disk.
     sources : mapping of str to callable
-        Opens the sources that are not p-streams.
+        For each source that is not a p-stream, a function that opens the source.
     paths : mapping of str to str
         The locations of the sources that are p-streams.
     tables : mapping of str to pyarrow.Table, optional
         The static tables of the graph's lookups.
     sink : callable
-        Opens its sink.
+        A function that opens the sink for the results.
     statistics, persist
         See `Graph.plan`.
     parallel : int
-        Spark's shuffle partitions: the number of buckets unless an operator names another.
+        The number of Spark's shuffle partitions. An operator has as many buckets, unless it sets their
+        number.
     max_rows : int, optional
-        The most rows of a p-stream in a micro-batch.
+        The maximum number of rows that a reader of a p-stream reads in a micro-batch.
     drain : bool
         See `LocalGraph`.
     clock : Clock
-        The time of micro-batches.
+        The clock that operators read.
     finish : callable
-        The last step before the sink: makes its rows of the rows of the graph.
+        A function that transforms the results of the graph before the sink gets them.
 
     Raises
     ------
@@ -202,7 +203,7 @@ def start_local(
 
 @dataclass(slots=True)
 class _Queries:
-    """The queries of a start, as they are built."""
+    """The queries of one start, in the order in which they are built."""
 
     builder: Builder
     directory: GraphDirectory
@@ -217,34 +218,34 @@ class _Queries:
         end: Node,
         sink: OpenOutput,
         location: str | None = None,
-        finish: Callable[[Made], Made] = lambda made: made,
+        finish: Callable[[NodeRows], NodeRows] = lambda node_rows: node_rows,
     ) -> StructType:
         """Build the query of a node; return the columns of its results."""
         checkpoint = self.directory.query(name)
         before = len(self.builder.readings)
-        made = finish(self.builder.build(end, Path(checkpoint) / "sources"))
+        node_rows = finish(self.builder.build(end, Path(checkpoint) / "sources"))
         self.readings[name] = tuple(self.builder.readings[before:])
         log = QueryLog(checkpoint, self.builder.parallel)
         if location is not None:
-            PStream(location, stored_schema(made.schema))
+            PStream(location, stored_schema(node_rows.schema))
             self.writers[location] = name
-        output = sink(made.schema, checkpoint)
+        output = sink(node_rows.schema, checkpoint)
         operator = self.builder.operator
         if operator is not None and log.committed < 0:  # later, a bucket without its state is an error
             place = operator.task.state_location
             for note in missing_state_notes(operator.name, place, log.id, has_commits=False):
                 _LOGGER.warning("%s [query=%s]", note, self.builder.name)
         query = LocalQuery(
-            name, log, self.builder.inputs, self.builder.operator, made.rows, output, self.clock
+            name, log, self.builder.inputs, self.builder.operator, node_rows.rows, output, self.clock
         )
         if operator is not None and operator.pointers:
             _check_described(open_files(operator.task.state_location).child(log.id).child(operator.name))
         self.queries.append(query)
-        return made.schema
+        return node_rows.schema
 
 
 def _check_described(state: Files) -> None:
-    """Raise an error at the start, and not only with new rows, if the state is gone as a whole."""
+    """Raise an error if an operator's whole state is gone: the start fails, not a later micro-batch."""
     if read_description(state) is None:
         raise missing_state_error(state.path_of(SPECIFICATION_FILE))
 

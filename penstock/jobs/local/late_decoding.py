@@ -12,7 +12,7 @@ from penstock.conf.kafka_source import KafkaSource
 from penstock.dataflow import Graph
 from penstock.dataflow.nodes import Where
 from penstock.jobs.pipelines.schemas import encoding_of, schema_of
-from penstock.local_engine.builder.stateless import Made, filter_made, select_columns
+from penstock.local_engine.builder.stateless import NodeRows, keep_matching, select_columns
 from penstock.local_engine.operators import MicroBatch
 from penstock.local_engine.records.bad_records import BadRecords, Records
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema, stored_schema
@@ -53,12 +53,14 @@ class EncodedRecords:
         return Records(rows.rename_columns(self._names), (), dict)
 
 
-def decode_results(made: Made, graph: Graph, source: KafkaSource, place: str, zone: str | None) -> Made:
+def decode_results(
+    node_rows: NodeRows, graph: Graph, source: KafkaSource, place: str, zone: str | None
+) -> NodeRows:
     """Decode the rows that the queue emits, and apply the steps after the queue.
 
     Parameters
     ----------
-    made : Made
+    node_rows : NodeRows
         The rows that leave the queue.
     graph : Graph
         The pipeline's graph, in which records are decoded first. Only its steps after the queue are applied.
@@ -76,13 +78,13 @@ def decode_results(made: Made, graph: Graph, source: KafkaSource, place: str, zo
     bad_records = BadRecords(place, source.on_error)
 
     def rows(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
-        records = (decoder.decode(_plain(some)) for some in made.rows(batch))
+        records = (decoder.decode(_plain(some)) for some in node_rows.rows(batch))
         return bad_records.treat(records, batch, writes=False)
 
-    decoded = Made(schema, rows)
+    decoded = NodeRows(schema, rows)
     for step in split_steps(graph.root)[1]:
         if isinstance(step, Where):
-            decoded = filter_made(decoded, step.predicate)
+            decoded = keep_matching(decoded, step.predicate)
         else:
             decoded = select_columns(decoded, dict(step.columns), spark_schema(step.schema))
     return decoded

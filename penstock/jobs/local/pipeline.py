@@ -39,7 +39,7 @@ from penstock.jobs.local.sources import open_source, read_table, resolve_path
 from penstock.jobs.pipelines.functions import import_function
 from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE, Binding, graph_of, p_stream_options
 from penstock.jobs.pipelines.schemas import schema_of
-from penstock.local_engine.builder import Made, OpenInput
+from penstock.local_engine.builder import NodeRows, OpenInput
 from penstock.local_engine.checks import find_refusals
 from penstock.local_engine.file_formats import check_options
 from penstock.local_engine.inputs import Input
@@ -291,7 +291,7 @@ class BoundGraph:
     sources: Mapping[str, OpenInput]
     paths: Mapping[str, str]
     tables: Mapping[str, pa.Table]
-    finish: Callable[[Made], Made]
+    finish: Callable[[NodeRows], NodeRows]
 
 
 def bind_graph(
@@ -325,7 +325,7 @@ def bind_graph(
         for name, section in pipeline.database.initial.items():
             tables[name] = read_table(section, zone)
     if not (late and isinstance(pipeline.source, KafkaSource)):
-        return BoundGraph(graph, sources, paths, tables, lambda made: made)
+        return BoundGraph(graph, sources, paths, tables, lambda node_rows: node_rows)
     finish = partial(decode_results, graph=graph, source=pipeline.source, place=SOURCE, zone=zone)
     schema = encoded_schema(pipeline.source)
     encoded = pipeline.model_copy(update={"results": None})

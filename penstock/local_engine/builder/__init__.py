@@ -1,6 +1,6 @@
-"""Build the rows of a plan's operators, to run them in this process."""
+"""Build functions that compute the rows of a plan's nodes in this process."""
 
 from penstock.local_engine.builder.builder import Builder, OpenInput
-from penstock.local_engine.builder.stateless import Made
+from penstock.local_engine.builder.stateless import NodeRows
 
-__all__ = ["Builder", "Made", "OpenInput"]
+__all__ = ["Builder", "NodeRows", "OpenInput"]

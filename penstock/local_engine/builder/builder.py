@@ -1,4 +1,4 @@
-"""Build the rows of a plan's operators, to run them in this process."""
+"""Build functions that compute the rows of a plan's nodes in this process."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from penstock.dataflow.nodes import (
 from penstock.ddl import parse_schema
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.local_engine.builder.stateless import (
-    Made,
+    NodeRows,
     concat_rows,
-    filter_made,
+    keep_matching,
     look_up,
-    mark_made,
-    pack_made,
+    make_parcels,
+    mark_deleted,
     select_columns,
 )
 from penstock.local_engine.inputs import DataSourceInput, Input
@@ -70,35 +70,36 @@ if TYPE_CHECKING:
 __all__ = ["Builder", "OpenInput"]
 
 OpenInput: TypeAlias = Callable[[Path], Input]
-"""Opens a source, given the directory for its log of files."""
+"""A function that opens a source. It takes the directory for the source's log of files."""
 
 
 @dataclass(slots=True)
 class Builder:
-    """Builds the queries of a plan. Used for one start.
+    """Builds the queries of a plan for one start.
 
     Parameters
     ----------
     name : str
         The graph's name, under which its readers subscribe.
     sources : mapping of str to callable
-        Opens the sources that are not p-streams.
+        For each source that is not a p-stream, a function that opens the source.
     tables : mapping of str to pyarrow.Table
-        The static tables.
+        The static tables by name.
     streams, paths : mapping of str to str
-        The locations of p-streams by name: of the graph's own p-streams, and of sources.
+        The locations of p-streams by name: the graph's own p-streams, and the p-streams that are sources.
     state : str
         The location for operators' state.
     parallel : int
-        Spark's shuffle partitions: the number of buckets unless an operator names another.
+        The number of Spark's shuffle partitions. An operator has as many buckets, unless it sets their
+        number.
     max_rows : int, optional
-        The most rows that a reader of a p-stream takes in a micro-batch.
+        The maximum number of rows that a reader of a p-stream reads in a micro-batch.
     subscribes : bool
-        Whether readers of p-streams subscribe. If not, nothing is written, and rows may be released while
-        they read.
+        Whether readers of p-streams subscribe. If not, rows may be released before a reader has read them,
+        and bad records are counted but not written to their p-stream.
     answers : Answers, optional
-        Takes the answers to requests; by default they are published, and the p-streams of requests and
-        answers are created if they do not exist.
+        The receiver of answers to requests. By default, answers are published, and the p-streams of requests
+        and answers are created if they do not exist.
     """
 
     name: str
@@ -117,20 +118,20 @@ class Builder:
     _readers: Counter[str] = field(default_factory=Counter)
     _logs: Path = field(default_factory=Path)
 
-    def build(self, node: Node, logs: Path) -> Made:
-        """Build a query and return its results; afterwards `inputs` and `operator` are those of the query.
+    def build(self, node: Node, logs: Path) -> NodeRows:
+        """Build a query and return its results. Then `inputs` and `operator` hold the parts of this query.
 
         Parameters
         ----------
         node : Node
-            The node.
+            The last node of the query.
         logs : pathlib.Path
             The directory for the logs of the query's sources.
         """
         self.inputs, self.operator, self._logs = [], None, logs
         return self._build(node)
 
-    def _build(self, node: Node) -> Made:
+    def _build(self, node: Node) -> NodeRows:
         try:
             return self._make(node)
         except InvalidUsageError as error:
@@ -138,7 +139,7 @@ class Builder:
                 raise
             raise InvalidUsageError(error.fact, hint=error.hint, **error.context, node=node.name) from error
 
-    def _make(self, node: Node) -> Made:
+    def _make(self, node: Node) -> NodeRows:
         at, steps = split_steps(node)
         if isinstance(at, Assemble) or (isinstance(at, Aggregate) and isinstance(at.inputs[0], Window)):
             return self._run_windows(at, steps)
@@ -157,27 +158,29 @@ class Builder:
                 return concat_rows([self._build(above) for above in node.inputs])
             case WindowJoin():
                 return self._join_windows(node)
-        made = self._build(node.inputs[0])
+        node_rows = self._build(node.inputs[0])
         match node:
             case Where():
-                return filter_made(made, node.predicate)
+                return keep_matching(node_rows, node.predicate)
             case Select():
-                return select_columns(made, dict(node.columns), spark_schema(node.schema))
+                return select_columns(node_rows, dict(node.columns), spark_schema(node.schema))
             case Aggregate():
                 from penstock.local_engine.builder.windows import aggregate_by_window
 
-                return aggregate_by_window(node, made)
+                return aggregate_by_window(node, node_rows)
             case Transactions():
-                return self._transactions(node, made)
+                return self._transactions(node, node_rows)
             case UpdateQueue():
-                return self._queue(made, node.update_key, node.time, node)
+                return self._queue(node_rows, node.update_key, node.time, node)
             case Apply():
-                return self._apply(made, node)
+                return self._apply(node_rows, node)
             case StreamTableJoin():
-                return look_up(made, self.tables[node.table].select(node.columns.names), node.on)
+                return look_up(node_rows, self.tables[node.table].select(node.columns.names), node.on)
             case Sink():
-                return made
-        raise InternalError("a node passed the check of the local engine", node=node.name, label=node.label)
+                return node_rows
+        raise InternalError(
+            "the local engine cannot build a node that passed its check", node=node.name, label=node.label
+        )
 
     # ------------------------------------------------------------------------------------- inputs
 
@@ -197,18 +200,18 @@ class Builder:
 
         return rows
 
-    def _open(self, node: Source) -> Made:
+    def _open(self, node: Source) -> NodeRows:
         if node.name not in self.sources:
             raise InvalidUsageError("a source is missing", source=node.name)
         source = self.sources[node.name](self._logs / str(len(self.inputs)))
         rows, names = self._add(source), node.schema.names
         if source.schema.names == names:
-            return Made(source.schema, rows)
+            return NodeRows(source.schema, rows)
         schema = StructType([source.schema[name] for name in names])
-        return Made(schema, lambda batch: (some.select(names) for some in rows(batch)))
+        return NodeRows(schema, lambda batch: (some.select(names) for some in rows(batch)))
 
-    def _read(self, base: Node, scan: Scan | None, buckets: int | None = None) -> Made:
-        """Return the rows of a p-stream under a separate subscription, or of files by a scan."""
+    def _read(self, base: Node, scan: Scan | None, buckets: int | None = None) -> NodeRows:
+        """Return the rows of a p-stream, under a subscription of their own, or of files that a scan reads."""
         if isinstance(base, Source) and base.kind == "parquet" and scan is not None:
             return self._scan_files(base, scan, buckets)
         places = self.streams if isinstance(base, Materialize) else self.paths
@@ -228,18 +231,18 @@ class Builder:
         if self.max_rows is not None:
             options["maxRows"] = str(self.max_rows)
         source = PStreamDataSource(options).streamReader(plan.spark)
-        return Made(plan.spark, self._add(DataSourceInput(source, plan.spark)))
+        return NodeRows(plan.spark, self._add(DataSourceInput(source, plan.spark)))
 
-    def _scan_files(self, base: Source, scan: Scan, buckets: int | None) -> Made:
-        made = self._open(base)
-        pushed = Pushed.bind(as_arrow_of_spark(made.schema), scan, buckets)
+    def _scan_files(self, base: Source, scan: Scan, buckets: int | None) -> NodeRows:
+        node_rows = self._open(base)
+        pushed = Pushed.bind(as_arrow_of_spark(node_rows.schema), scan, buckets)
         names = list(scan.columns)
 
         def rows(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
-            tables = (pa.Table.from_batches([some.select(names)]) for some in made.rows(batch))
+            tables = (pa.Table.from_batches([some.select(names)]) for some in node_rows.rows(batch))
             return pushed.scan_tables(tables)
 
-        return Made(pushed.spark, rows)
+        return NodeRows(pushed.spark, rows)
 
     # ---------------------------------------------------------------------------------- operators
 
@@ -256,36 +259,36 @@ class Builder:
 
     def _queue(
         self,
-        made: Made,
+        node_rows: NodeRows,
         key: tuple[str, ...],
         time: str,
         node: UpdateQueue | UpdateUnion,
         source: str | None = None,
-    ) -> Made:
+    ) -> NodeRows:
         options = node.options
         if options.delete_when is not None:
-            made = mark_made(made, options.delete_when)
+            node_rows = mark_deleted(node_rows, options.delete_when)
         place = self._place(node, options)
         if isinstance(options.output_schema, str):
             # Spark's own parser needs a JVM.
             results = spark_schema(parse_schema(options.output_schema))
             options = replace(options, output_schema=results)
-        planned = plan_queue(made.schema, key, time, options, place, source)
-        parcels = pack_made(planned.packer, made.rows)
+        planned = plan_queue(node_rows.schema, key, time, options, place, source)
+        parcels = make_parcels(planned.packer, node_rows.rows)
         operator = LocalOperator(place, planned.operator, parcels, planned.rows, waits=planned.waits)
-        return Made(planned.output, self._hold(operator).run)
+        return NodeRows(planned.output, self._hold(operator).run)
 
-    def _apply(self, made: Made, node: Apply) -> Made:
+    def _apply(self, node_rows: NodeRows, node: Apply) -> NodeRows:
         place = self._place(node, node.options)
-        planned = plan_operator(made.schema, node.operator, node.by, node.time, place)
-        parcels = pack_made(planned.packer, made.rows)
+        planned = plan_operator(node_rows.schema, node.operator, node.by, node.time, place)
+        parcels = make_parcels(planned.packer, node_rows.rows)
         waits = node.operator.may_wait
         held = LocalOperator(
             place, planned.operator, parcels, planned.rows, waits=waits, publishes_first=True
         )
-        return Made(planned.output, self._hold(held).run)
+        return NodeRows(planned.output, self._hold(held).run)
 
-    def _union(self, node: UpdateUnion) -> Made:
+    def _union(self, node: UpdateUnion) -> NodeRows:
         sides = [self._build(above) for above in node.inputs]
         names = sides[0].schema.names
         mark = StructField(SOURCE_COLUMN, ByteType(), nullable=False)
@@ -299,14 +302,14 @@ class Builder:
                     field = pa.field(SOURCE_COLUMN, pa.int8(), nullable=False)
                     yield some.select(names).append_column(field, number)
 
-        return self._queue(Made(schema, rows), node.key, node.time, node, SOURCE_COLUMN)
+        return self._queue(NodeRows(schema, rows), node.key, node.time, node, SOURCE_COLUMN)
 
-    def _join(self, node: Join) -> Made:
+    def _join(self, node: Join) -> NodeRows:
         sides = [self._build(above) for above in node.inputs]
         conditions = delete_conditions(node.options.delete_when)
         sides = [
-            made if condition is None else mark_made(made, condition)
-            for made, condition in zip(sides, conditions, strict=True)
+            node_rows if condition is None else mark_deleted(node_rows, condition)
+            for node_rows, condition in zip(sides, conditions, strict=True)
         ]
         marks = [
             DELETED_COLUMN if done or condition is not None else None
@@ -319,19 +322,22 @@ class Builder:
             None if node.condition is None else node.condition.text,
             node.unit, node.options, place, marks,
         )  # fmt: skip
-        packed = [pack_made(packer, side.rows) for packer, side in zip(planned.packers, sides, strict=True)]
+        packed = [
+            make_parcels(packer, side.rows) for packer, side in zip(planned.packers, sides, strict=True)
+        ]
 
         def parcels(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
             return itertools.chain.from_iterable(one(batch) for one in packed)
 
         operator = LocalOperator(place, planned.operator, parcels, planned.rows, waits=False)
-        return Made(planned.output, self._hold(operator).run)
+        return NodeRows(planned.output, self._hold(operator).run)
 
-    def _transactions(self, node: Transactions, made: Made) -> Made:
-        from penstock.local_engine.builder.transactions import run_transactions  # few graphs have some
+    def _transactions(self, node: Transactions, node_rows: NodeRows) -> NodeRows:
+        # Few graphs have transactions.
+        from penstock.local_engine.builder.transactions import run_transactions
 
         operator, results = run_transactions(
-            node, made, self.tables, partial(self._place, node), self._read_requests, self.answers
+            node, node_rows, self.tables, partial(self._place, node), self._read_requests, self.answers
         )
         self._hold(operator)
         return results
@@ -342,14 +348,14 @@ class Builder:
         source = PStreamDataSource(options).streamReader(schema)
         return self._add(DataSourceInput(source, schema))
 
-    def _run_windows(self, node: Node, steps: list[Where | Select]) -> Made:
-        """Return windows and the steps after them."""
-        from penstock.local_engine.builder.windows import run_windows  # few graphs have some
+    def _run_windows(self, node: Node, steps: list[Where | Select]) -> NodeRows:
+        """Return the rows of windows after the filters and projections in `steps`."""
+        from penstock.local_engine.builder.windows import run_windows  # few graphs have windows
 
         place = self._place(node, StateOptions())
-        operator, made = run_windows(self._plan_windows(node, place.buckets), place, steps)
+        operator, node_rows = run_windows(self._plan_windows(node, place.buckets), place, steps)
         self._hold(operator)
-        return made
+        return node_rows
 
     def _plan_windows(self, node: Node, buckets: int) -> LocalWindows:
         from penstock.local_engine.builder.windows import pack_fragments, pack_rows
@@ -358,12 +364,12 @@ class Builder:
         if isinstance(node, Aggregate):
             return pack_rows(node, self._build(above.inputs[0]), buckets)
         if not isinstance(node, Assemble):
-            raise InternalError("windows are of an aggregate", node=node.name)
+            raise InternalError("a window has no aggregate", node=node.name)
         if isinstance(above, PushedScan):
             return pack_fragments(node, None, self._read(above.inputs[0], above.scan, buckets).rows, buckets)
         return pack_fragments(node, self._build(above), None, buckets)
 
-    def _join_windows(self, node: WindowJoin) -> Made:
+    def _join_windows(self, node: WindowJoin) -> NodeRows:
         from penstock.local_engine.builder.window_join import WindowSide, join_windows
 
         place = self._place(node, StateOptions())
@@ -377,6 +383,6 @@ class Builder:
             if id(at) not in plans:
                 plans[id(at)] = self._plan_windows(at, place.buckets)
             sides.append(WindowSide(plans[id(at)], steps[::-1]))
-        operator, made = join_windows(node, sides, place)
+        operator, node_rows = join_windows(node, sides, place)
         self._hold(operator)
-        return made
+        return node_rows

@@ -1,4 +1,4 @@
-"""Transactions in a local query."""
+"""Run transactions in a local query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from penstock.dataflow.nodes import Transactions
-from penstock.local_engine.builder.stateless import Made, pack_made
+from penstock.local_engine.builder.stateless import NodeRows, make_parcels
 from penstock.local_engine.operators import LocalOperator, MicroBatch, Rows
 from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.procedures.analysis.columns import program_for
@@ -26,36 +26,37 @@ __all__ = ["run_transactions"]
 
 def run_transactions(
     node: Transactions,
-    made: Made,
+    node_rows: NodeRows,
     tables: Mapping[str, pa.Table],
     place_of: Callable[[StateOptions], Stateful],
     read_requests: Callable[[str, str], Rows],
     answers: Answers | None,
-) -> tuple[LocalOperator, Made]:
-    """Return the operator of transactions, and its results.
+) -> tuple[LocalOperator, NodeRows]:
+    """Return the operator that runs transactions, and its results.
 
     Parameters
     ----------
     node : Transactions
-        The transactions.
-    made : Made
-        Their events.
+        The node of the transactions.
+    node_rows : NodeRows
+        The events that call procedures.
     tables : mapping of str to pyarrow.Table
         The first rows of the database's tables.
     place_of : callable
-        Returns the operator's name, buckets and state location, given its options.
+        A function that returns the operator's name, buckets and state location. It takes the operator's
+        options.
     read_requests : callable
-        Returns the rows of a p-stream, given its location and a reader's name.
+        A function that returns the rows of a p-stream. It takes the p-stream's location and a reader's name.
     answers : Answers or None
-        Takes the answers to requests; see `OpenRequests.open`.
+        The receiver of answers to requests; see `OpenRequests.open`.
 
     Raises
     ------
     InvalidUsageError
-        See `penstock.transactions`.
+        As for `penstock.transactions`.
     """
     procedure = node.procedure
-    columns = arrow_schema(made.schema, large=False)
+    columns = arrow_schema(node_rows.schema, large=False)
     program = program_for(procedure, columns)
     options, route = choose_buckets(program, node.options)
     place = place_of(options)
@@ -65,14 +66,14 @@ def run_transactions(
         given = {name: tables[name] for name in node.initial}
         initial = InitialRows.split(given, procedure.tables.values(), place.buckets, kind)
     planned = plan_procedure(
-        made.schema, columns, procedure, program, node.time, node.keep, options, place, route, initial
+        node_rows.schema, columns, procedure, program, node.time, node.keep, options, place, route, initial
     )
     operator = planned.operator
-    sources: list[Rows] = [pack_made(planned.packer, made.rows)]
+    sources: list[Rows] = [make_parcels(planned.packer, node_rows.rows)]
     if options.requests is not None:
         opened = OpenRequests.open(options.requests, procedure.catalog, place.buckets, kind, answers)
         operator = replace(operator, requests=opened.packer.programs, answers=opened.answers)
-        sources.append(pack_made(opened.packer, read_requests(opened.location, place.name)))
+        sources.append(make_parcels(opened.packer, read_requests(opened.location, place.name)))
 
     def parcels(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
         if initial is not None and batch.number == 0:
@@ -85,4 +86,4 @@ def run_transactions(
         place, operator, parcels, as_arrow_of_spark(planned.schema), waits=False,
         origin=operator.origin, coordinator=planned.coordinator, publishes_first=True,
     )  # fmt: skip
-    return held, Made(planned.schema, held.run)
+    return held, NodeRows(planned.schema, held.run)

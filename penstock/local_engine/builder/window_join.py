@@ -1,4 +1,4 @@
-"""The join of windows that end together, in a local query."""
+"""Join windows that end at the same time, in a local query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.dataflow.nodes import Aggregate, Select, Where, WindowJoin
-from penstock.local_engine.builder.stateless import Made, filter_made, select_columns
+from penstock.local_engine.builder.stateless import NodeRows, keep_matching, select_columns
 from penstock.local_engine.builder.windows import (
     LocalWindows,
     aggregate_by_window,
@@ -32,34 +32,34 @@ __all__ = ["WindowSide", "join_windows"]
 
 @dataclass(frozen=True, slots=True)
 class WindowSide:
-    """One side of a join: its windows, and the steps before the join."""
+    """One side of a join: its windows, and the steps between the windows and the join."""
 
     windows: LocalWindows
     steps: Sequence[Where | Select | Aggregate]
 
-    def apply(self, made: Made) -> Made:
-        """Return windows after the steps."""
+    def apply(self, node_rows: NodeRows) -> NodeRows:
+        """Apply the steps to the rows of windows."""
         for step in self.steps:
             if isinstance(step, Where):
-                made = filter_made(made, step.predicate)
+                node_rows = keep_matching(node_rows, step.predicate)
             elif isinstance(step, Select):
-                made = select_columns(made, dict(step.columns), spark_schema(step.schema))
+                node_rows = select_columns(node_rows, dict(step.columns), spark_schema(step.schema))
             else:
-                made = aggregate_by_window(step, made)
-        return made
+                node_rows = aggregate_by_window(step, node_rows)
+        return node_rows
 
 
 def join_windows(
     node: WindowJoin, sides: Sequence[WindowSide], place: Stateful
-) -> tuple[LocalOperator, Made]:
-    """Return the operator that makes the windows of both sides, and the windows that end together.
+) -> tuple[LocalOperator, NodeRows]:
+    """Return the operator that computes the windows of both sides, and the rows of the join.
 
-    If both sides have the same windows, they are computed once.
+    If both sides have the same windows, the operator computes them once.
 
     Raises
     ------
     InvalidUsageError
-        If only Spark can compute them.
+        If only Spark can compute the windows.
     """
     held: dict[int, list[pa.RecordBatch]] = {}
 
@@ -68,7 +68,7 @@ def join_windows(
 
     if sides[0].windows is sides[1].windows:
         operator, windows = run_windows(sides[0].windows, place)
-        made = [side.apply(Made(windows.schema, partial(read, 0))) for side in sides]
+        joined_sides = [side.apply(NodeRows(windows.schema, partial(read, 0))) for side in sides]
 
         def run(batch: MicroBatch) -> None:
             held[0] = list(windows.rows(batch))
@@ -79,8 +79,8 @@ def join_windows(
             place, of_sides, lambda batch: _parcels(sides, batch), of_sides.output, waits=False
         )
         finishes = [plan.finish_emitted() for plan, _ in plans]
-        made = [
-            side.apply(Made(spark_schema(output_schema(finish)), partial(read, number)))
+        joined_sides = [
+            side.apply(NodeRows(spark_schema(output_schema(finish)), partial(read, number)))
             for number, (side, finish) in enumerate(zip(sides, finishes, strict=True))
         ]
 
@@ -89,12 +89,12 @@ def join_windows(
                 held[number] = []
             for rows in operator.run(batch):
                 if rows.num_rows:
-                    number = rows.column(ROW_SIDE)[0].as_py()  # all rows of a batch are of the same side
+                    number = rows.column(ROW_SIDE)[0].as_py()  # all rows of a batch belong to one side
                     windows = rows.column(STRUCTS[number]).flatten()
                     named = pa.RecordBatch.from_arrays(windows, schema=finishes[number].windows)
                     held[number].append(finishes[number].finish_emitted(named))
 
-    return operator, _match(node, made, run)
+    return operator, _match(node, joined_sides, run)
 
 
 def _parcels(sides: Sequence[WindowSide], batch: MicroBatch) -> Iterator[pa.RecordBatch]:
@@ -103,7 +103,7 @@ def _parcels(sides: Sequence[WindowSide], batch: MicroBatch) -> Iterator[pa.Reco
             yield rows.append_column(SIDE, pa.array([number] * rows.num_rows, pa.int32()))
 
 
-def _match(node: WindowJoin, sides: Sequence[Made], run: Callable[[MicroBatch], None]) -> Made:
+def _match(node: WindowJoin, sides: Sequence[NodeRows], run: Callable[[MicroBatch], None]) -> NodeRows:
     left, right = (side.schema.fields for side in sides)
     kept = [
         [field for field in left if field.name != WINDOW],
@@ -132,4 +132,4 @@ def _match(node: WindowJoin, sides: Sequence[Made], run: Callable[[MicroBatch], 
             else:
                 yield from filter_rows(pa.Table.from_batches([found]), condition).to_batches()
 
-    return Made(schema, rows)
+    return NodeRows(schema, rows)

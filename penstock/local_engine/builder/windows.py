@@ -1,4 +1,4 @@
-"""Windows in a local query."""
+"""Compute windows in a local query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from penstock.dataflow.nodes import Aggregate, Assemble, Select, Where
 from penstock.errors import InvalidUsageError
-from penstock.local_engine.builder.stateless import Made
+from penstock.local_engine.builder.stateless import NodeRows
 from penstock.local_engine.operators import LocalOperator, MicroBatch, Rows
 from penstock.operators.scan.spec import PANE
 from penstock.operators.scheduling.serve import Budget
@@ -45,16 +45,16 @@ _HINT = "use engine: spark"
 
 @dataclass(frozen=True, slots=True)
 class LocalWindows:
-    """Windows, and the rows that they take.
+    """The plan of windows, and their packed input.
 
     Parameters
     ----------
     plan : WindowPlan
-        The plan.
+        The plan of the windows.
     columns : tuple of str
-        Names and types of the inputs, which are fixed for a checkpoint.
+        The names and types of the input columns, which are fixed for a checkpoint.
     parcels : callable
-        Makes the parcels.
+        A function that packs the input of a micro-batch into parcels.
     """
 
     plan: WindowPlan
@@ -62,42 +62,44 @@ class LocalWindows:
     parcels: Rows
 
 
-def pack_rows(node: Aggregate, made: Made, buckets: int) -> LocalWindows:
-    """Return windows of rows."""
-    planned = plan_local_windows(node, made.schema, buckets)
+def pack_rows(node: Aggregate, node_rows: NodeRows, buckets: int) -> LocalWindows:
+    """Return windows that aggregate rows."""
+    planned = plan_local_windows(node, node_rows.schema, buckets)
 
     def parcels(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
-        tables = (pa.Table.from_batches([some]) for some in made.rows(batch))
+        tables = (pa.Table.from_batches([some]) for some in node_rows.rows(batch))
         rows = (project(table, planned.select).combine_chunks() for table in tables)
         return planned.packer(part for table in rows for part in table.to_batches())
 
     return LocalWindows(planned.plan, columns_of(planned.needed), parcels)
 
 
-def pack_fragments(node: Assemble, made: Made | None, parcels: Rows | None, buckets: int) -> LocalWindows:
-    """Return windows of fragments: in parcels of a reader, or in rows after a lookup."""
+def pack_fragments(
+    node: Assemble, node_rows: NodeRows | None, parcels: Rows | None, buckets: int
+) -> LocalWindows:
+    """Return windows that merge fragments: a reader's parcels, or the rows that a lookup returns."""
     plan, columns = plan_assembled(node, wraps=False)
     if parcels is not None:
         return LocalWindows(plan, columns, parcels)
     packer = fragment_packer(node, buckets)
     names = packer.schema.names
-    assert made is not None  # noqa: S101  # fragments come from a reader or from a lookup
+    assert node_rows is not None  # noqa: S101  # fragments come from a reader or from a lookup
 
     def pack(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
-        return packer(some.select(names) for some in made.rows(batch))
+        return packer(some.select(names) for some in node_rows.rows(batch))
 
     return LocalWindows(plan, columns, pack)
 
 
 def run_windows(
     windows: LocalWindows, place: Stateful, steps: Sequence[Where | Select] = ()
-) -> tuple[LocalOperator, Made]:
-    """Return the operator of windows, and its results after selections and projections.
+) -> tuple[LocalOperator, NodeRows]:
+    """Return the operator of windows, and its results after filters and projections.
 
     Raises
     ------
     InvalidUsageError
-        If only Spark can compute them.
+        If only Spark can compute the windows.
     """
     plan = windows.plan
     texts = [step_text(step) for step in steps]
@@ -106,7 +108,7 @@ def run_windows(
     schema = output_schema(closing or plan.finish_emitted(texts))
     if closing is not None:
         held = LocalOperator(place, replace(operator, closing=closing), windows.parcels, schema, waits=False)
-        return held, Made(spark_schema(schema), held.run)
+        return held, NodeRows(spark_schema(schema), held.run)
     finish = plan.finish_emitted(texts)
     waits = plan.options.limits != Budget()
     held = LocalOperator(place, operator, windows.parcels, finish.windows, waits=waits)
@@ -114,16 +116,16 @@ def run_windows(
     def rows(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
         return map(finish.finish_emitted, held.run(batch))
 
-    return held, Made(spark_schema(schema), rows)
+    return held, NodeRows(spark_schema(schema), rows)
 
 
 def output_schema(finish: Finish) -> pa.Schema:
-    """Return the columns of results.
+    """Return the columns of the results of windows.
 
     Raises
     ------
     InvalidUsageError
-        If only Spark can compute them.
+        If only Spark can compute the results.
     """
     schemas = finish.schemas()
     if schemas is None:
@@ -131,17 +133,17 @@ def output_schema(finish: Finish) -> pa.Schema:
     return schemas[-1]
 
 
-def aggregate_by_window(node: Aggregate, made: Made) -> Made:
-    """Return aggregates of windows. All groups of a window close in the same micro-batch.
+def aggregate_by_window(node: Aggregate, node_rows: NodeRows) -> NodeRows:
+    """Aggregate the groups of each window. This needs no state: they all close in the same micro-batch.
 
     Raises
     ------
     InvalidUsageError
-        If only Spark can compute them.
+        If only Spark can compute the aggregates.
     """
     by_window = ByWindow.build(node, wraps=False)
     read = {name: Expression.parse(text) for name, text in by_window.projection.items()}
-    types = {name: type_of(expression, made.arrow) for name, expression in read.items()}
+    types = {name: type_of(expression, node_rows.arrow) for name, expression in read.items()}
     results = {name: Expression.parse(text) for name, text in by_window.assembly.aggregates.items()}
     schema = spark_schema(node.schema)
     wanted = as_arrow_of_spark(schema)
@@ -158,7 +160,7 @@ def aggregate_by_window(node: Aggregate, made: Made) -> Made:
     fold = WindowFold(values, by_window, folded)
 
     def rows(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
-        table = made.table(batch)
+        table = node_rows.table(batch)
         if not table.num_rows:
             return
         start, end = (pc.struct_field(table[WINDOW], part).cast(pa.int64()) for part in ("start", "end"))
@@ -173,10 +175,10 @@ def aggregate_by_window(node: Aggregate, made: Made) -> Made:
             for some in pa.Table.from_arrays(made_columns, wanted.names).combine_chunks().to_batches():
                 yield convert(some, wanted)
 
-    return Made(schema, rows)
+    return NodeRows(schema, rows)
 
 
 def window_column(start: pa.Array, end: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return windows as structs, given their bounds in microseconds."""
+    """Return windows as structs of the type `kind`, given their bounds in microseconds."""
     bounds = [column.cast(pa.int64()).view(kind.field(0).type) for column in (start, end)]
     return pa.StructArray.from_arrays(bounds, fields=list(kind))
