@@ -1,1 +1,1 @@
-"""Decode binary values of Kafka records (Avro and Protobuf) to Arrow, with schema registries."""
+"""Decode binary values of Kafka records, in Avro and Protobuf, to Arrow, with schemas from registries."""

@@ -1,9 +1,9 @@
-"""Values in Avro: each with its schema from a registry, or all with one schema.
+"""Decode values in Avro. Each value has its own schema in a registry, or all values have one schema.
 
-Times in milliseconds or microseconds are read as numbers, and are converted to timestamps by column.
+The decoder reads times in milliseconds or microseconds as numbers, and converts whole columns to timestamps.
 
 ========================================  ==================================
-in Avro                                   column
+type in Avro                              type of the column
 ========================================  ==================================
 boolean, int, long, float, double         of the same type
 string, enum, uuid                        string
@@ -65,27 +65,27 @@ _PLAIN: Final = {
     "bytes": pa.binary(),
     "fixed": pa.binary(),
 }
-_OTHER_SCHEMA: Final = "the schema of the value cannot be read as the one that the columns come from"
-_NO_VALUE: Final = "the value is not one of its schema"
+_OTHER_SCHEMA: Final = "the schema of the value cannot be resolved to the schema of the columns"
+_NO_VALUE: Final = "the value does not match its schema"
 
 
 class AvroDecoder(Decoder):
-    """Decodes Avro to the columns of one schema, to which values with other schemas are resolved.
+    """Decodes Avro to the columns of one schema. Values with other schemas are resolved to this schema.
 
     Parameters
     ----------
     reader : RegisteredSchema
         The schema that the columns come from.
     registry : SchemaRegistry or None
-        The registry that numbers the schemas of values; None if all values have the reader's schema and no
-        number.
+        The registry that gives each value's schema by its number. None if values have no number; then all
+        values have the schema `reader`.
     """
 
     def __init__(self, reader: RegisteredSchema, registry: SchemaRegistry | None) -> None:
         self._reader, self._registry = reader, registry
         record = _parse(reader, keep_times=True)
         if not isinstance(record, dict) or record.get("type") != "record":
-            raise InvalidUsageError("the Avro schema of the values is not that of a record")
+            raise InvalidUsageError("the Avro schema of the values is not a record")
         kind: Any = _type(record, record["__named_schemas"])
         self.schema = pa.schema(list(kind))
 
@@ -120,7 +120,7 @@ class AvroDecoder(Decoder):
         reader: Any,
         reasons: list[str | None],
     ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[Any]]:
-        """Return the readable rows and their records; note the reason for each unreadable row."""
+        """Return the readable rows and their records; set the reason of each unreadable row in `reasons`."""
         from fastavro import schemaless_reader
         from fastavro.read import SchemaResolutionError
 
@@ -156,7 +156,7 @@ class AvroDecoder(Decoder):
 
 
 def _writer(registry: SchemaRegistry | None, number: int) -> Any:
-    """Return the schema of values with a number, or why the values cannot be read."""
+    """Return the parsed schema with a number, or the reason why its values cannot be read."""
     if registry is None or number < 0:
         return NOT_FRAMED
     try:
@@ -180,7 +180,8 @@ def _parse(schema: RegisteredSchema, *, keep_times: bool = False) -> Any:
     schema : RegisteredSchema
         The schema.
     keep_times : bool
-        Whether times stay times. If not, fastavro returns their numbers, which is several times as fast.
+        Whether the parsed schema keeps the types of times. Without these types, fastavro returns numbers,
+        which is several times as fast.
 
     Raises
     ------
@@ -197,15 +198,15 @@ def _parse_with(schema: RegisteredSchema, named: dict[str, Any], *, keep_times: 
         _parse_with(other, named, keep_times=keep_times)
     try:
         if schema.kind != "AVRO":
-            raise ValueError(f"it is one of {schema.kind.capitalize()}")
+            raise ValueError(f"it is a schema of {schema.kind.capitalize()}")
         raw = json.loads(schema.text)
         return parse_schema(raw if keep_times else _without_times(raw), named)
     except (SchemaParseException, UnknownType, ValueError, KeyError) as error:
-        raise _NoSchemaError("the schema is not one of Avro", reason=str(error)[:200]) from None
+        raise _NoSchemaError("the schema is not an Avro schema", reason=str(error)[:200]) from None
 
 
 def _without_times(schema: Any) -> Any:
-    """Return a schema whose only logical types are decimals."""
+    """Return a schema without its logical types, except decimals."""
     if isinstance(schema, list):
         return [_without_times(one) for one in schema]
     if not isinstance(schema, dict):
@@ -218,7 +219,7 @@ def _without_times(schema: Any) -> Any:
 
 
 def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...] = ()) -> pa.DataType | None:
-    """Return the type of a column; None if no column can have it, such as a type that contains itself."""
+    """Return the column type for a schema; None if there is none, as for a type that contains itself."""
     if isinstance(schema, list):
         others = [one for one in schema if one != "null"]
         return _type(others[0], named, inside) if len(others) == 1 else None
@@ -246,7 +247,7 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...] = ()) -> p
 
 
 def avro_decoder(schema: str | None, registry: SchemaRegistry | None) -> AvroDecoder:
-    """Return the decoder for a schema (a text or the name of its file), or for the registry's newest schema.
+    """Return the decoder for a schema, given as a text or a file name, or for the registry's newest schema.
 
     Raises
     ------

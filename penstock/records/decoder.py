@@ -28,10 +28,10 @@ UNKNOWN_SCHEMA = "the schema registry does not know the schema of the value"
 
 
 class Decoder(ABC):
-    """Decodes values to columns: made on the driver, runs in Python workers, batch by batch.
+    """Decodes binary values to columns, batch by batch.
 
-    Its attributes are plain, so that it can be sent to workers, which compile schemas when they first need
-    them.
+    The driver creates a decoder, and Python workers run it. The attributes are plain values, so that Spark
+    can send the decoder to workers. A worker compiles a schema when it first needs the schema.
     """
 
     schema: pa.Schema
@@ -39,7 +39,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def decode(self, values: pa.Array) -> tuple[pa.RecordBatch, list[str | None]]:
-        """Return the columns of binary values, and for each unreadable value the reason.
+        """Return the columns of binary values, and for each value the reason if it cannot be read.
 
         If a value is null or cannot be read, all columns of its row are null.
 
@@ -53,7 +53,7 @@ class Decoder(ABC):
 
 
 def file_of(schema: str) -> Path | None:
-    """Return the file that a text names; None if it is a schema itself, which has a brace."""
+    """Return the file that a text names; None if the text itself is a schema, which has a brace."""
     return None if "{" in schema else Path(schema)
 
 

@@ -1,4 +1,4 @@
-"""Reads the frames that serializers for schema registries put before values, and decodes values in parts.
+"""Read the frames that serializers for schema registries put before values; decode values in parts.
 
 ::
 
@@ -28,23 +28,23 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 
 _HEADER_BYTES: Final = 5
 _MOST_INDEXES: Final = 32
-"""Messages are not nested deeper than this; a greater count means a value without a frame."""
+"""The maximum nesting of messages. A value with a greater count of indexes has no frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The positions of values in a buffer, and their schemas' numbers; -1 for values without a frame."""
+    """The positions of values in a buffer, and their schemas' numbers, which are -1 without a frame."""
 
     data: npt.NDArray[np.uint8]
     begins: Positions
     ends: Positions
     schemas: Positions
     paths: npt.NDArray[np.int64]
-    """For Protobuf, the indexes of each value's message, -1 after the last index; otherwise no columns."""
+    """For Protobuf, each value's row has the indexes of its message, padded by -1. Other rows are empty."""
 
     @classmethod
     def of(cls, values: pa.Array) -> Frames:
-        """Return the whole values of a column, without frames."""
+        """Return the values of a column whose values have no frames."""
         _, offsets, data = values.buffers()
         ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
         places: Positions = ends.astype(np.int64)
@@ -52,24 +52,24 @@ class Frames:
         return cls(found, places[:-1], places[1:], np.full(len(values), -1), _no_paths(values))
 
     def take(self, rows: npt.NDArray[Any]) -> pa.Array:
-        """Return the values of some rows without their frames."""
+        """Return the values of some rows as a column, without their frames."""
         lengths = (self.ends - self.begins)[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        # The position of each byte in the data: the start of its row, plus its distance from there.
+        # For each byte, its position in the data: the start of its value, plus its distance from there.
         at = np.repeat(self.begins[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
         buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(self.data[at])]
         return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
 
 
 def read_frames(values: pa.Array, *, indexes: bool) -> Frames:
-    """Return the values of a column without their frames.
+    """Read the frames of a column's values, and find the values behind their frames.
 
     Parameters
     ----------
     values : pyarrow.BinaryArray
-        Framed values; a null is a value without a frame.
+        The values with their frames. A null counts as a value without a frame.
     indexes : bool
-        Whether the frames have the indexes of Protobuf's messages.
+        Whether each frame has the indexes of a Protobuf message.
     """
     whole = Frames.of(values)
     data, begins, ends = whole.data, whole.begins, whole.ends
@@ -111,7 +111,7 @@ def _read_paths(
 def _read_varints(
     data: npt.NDArray[np.uint8], positions: Positions, ends: Positions, wanted: npt.NDArray[np.bool_]
 ) -> tuple[Positions, Positions, npt.NDArray[np.bool_]]:
-    """Return zigzag varints of the wanted rows, the positions after them, and whether they are whole."""
+    """Read a zigzag varint in each wanted row; return the numbers, the next positions, and the validity."""
     values, positions = np.zeros(len(positions), np.int64), positions.copy()
     reading, whole = wanted.copy(), np.zeros(len(positions), np.bool_)
     for shift in range(0, 35, 7):
@@ -128,7 +128,7 @@ def _read_varints(
 def decode_in_parts(
     rows: npt.NDArray[np.int64], decode: Callable[[npt.NDArray[np.int64]], Any]
 ) -> tuple[list[Any], list[npt.NDArray[np.int64]]]:
-    """Return the decoded rows in parts, and the row numbers of each part; undecodable rows are in no part.
+    """Return the decoded rows in parts, and the row numbers of each part. Undecodable rows are in no part.
 
     A decoder refuses a whole part because of one bad value, so the part is halved until the value is
     isolated.
@@ -136,9 +136,9 @@ def decode_in_parts(
     Parameters
     ----------
     rows : numpy.ndarray
-        Numbers of rows.
+        The numbers of the rows to decode.
     decode : callable
-        Decodes some rows. Raises ``ValueError`` if a row cannot be decoded.
+        A function that decodes some rows. It raises ``ValueError`` if it cannot decode one of them.
     """
     if not len(rows):
         return [], []

@@ -1,4 +1,4 @@
-"""Values in Protobuf, read as messages of one type, whatever the version of their schema is."""
+"""Decode values in Protobuf as messages of one type, in any version of their schema."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from penstock.records.registry import RegisteredSchema, SchemaRegistry, UnknownS
 __all__ = ["ProtobufDecoder", "protobuf_decoder"]
 
 _FILE: Final = "penstock_values.proto"
-_OTHER_MESSAGE: Final = "the value is another message than the one that the columns come from"
-_NO_VALUE: Final = "the value is not one of its message"
+_OTHER_MESSAGE: Final = "the value is another message than the message of the columns"
+_NO_VALUE: Final = "the value does not match its message"
 
 
 class ProtobufDecoder(Decoder):
@@ -45,7 +45,7 @@ class ProtobufDecoder(Decoder):
     message : str
         The full name of the message.
     registry : SchemaRegistry or None
-        The registry that numbers the schemas of values; None if values have no number.
+        The registry that gives each value's schema by its number; None if values have no number.
     """
 
     def __init__(self, descriptors: bytes, message: str, registry: SchemaRegistry | None) -> None:
@@ -79,9 +79,9 @@ class ProtobufDecoder(Decoder):
         reasons: list[str | None],
         registry: SchemaRegistry,
     ) -> npt.NDArray[np.int64]:
-        """Return the rows that hold the message; note the reason for each other row."""
+        """Return the rows that hold the message; set the reason of each other row in `reasons`."""
         keys = np.column_stack([frames.schemas[rows], frames.paths[rows]])
-        if len(keys) and (keys == keys[0]).all():  # the usual batch, which need not be sorted
+        if len(keys) and (keys == keys[0]).all():  # the usual case, which needs no sorting
             kinds, which = keys[:1], np.zeros(len(keys), np.int64)
         else:
             kinds, which = np.unique(keys, axis=0, return_inverse=True)
@@ -92,7 +92,7 @@ class ProtobufDecoder(Decoder):
         return rows[is_good]
 
     def _refusal(self, registry: SchemaRegistry, number: int, path: list[int]) -> str | None:
-        """Return why values with a schema and a message of it are not read; None if they are read."""
+        """Return why values of a message in a schema cannot be read; None if they can be read."""
         if number < 0:
             return NOT_FRAMED
         try:
@@ -122,7 +122,7 @@ def _message_handler(descriptors: bytes, message: str) -> Any:
 
 @lru_cache(maxsize=1_000)
 def _message_at(schema: RegisteredSchema, path: tuple[int, ...]) -> str | None:
-    """Return the full name of the message that indexes lead to; None if there is none."""
+    """Return the full name of the message at the indexes `path`; None if there is none."""
     try:
         descriptors = _compile(schema)
     except InvalidUsageError:
@@ -131,7 +131,7 @@ def _message_at(schema: RegisteredSchema, path: tuple[int, ...]) -> str | None:
 
 
 def _messages(descriptors: bytes, file: str | None) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the messages of a file, or of all files, with the indexes that lead to each."""
+    """Return the full name and the indexes of each message in a file, or in all files."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
     found: list[tuple[str, tuple[int, ...]]] = []
@@ -151,7 +151,7 @@ def _messages(descriptors: bytes, file: str | None) -> list[tuple[str, tuple[int
 @lru_cache(maxsize=1_000)
 def _compile(schema: RegisteredSchema) -> bytes:
     if schema.kind != "PROTOBUF":
-        raise InvalidUsageError("the schema is not one of Protobuf", kind=schema.kind.capitalize())
+        raise InvalidUsageError("the schema is not a Protobuf schema", kind=schema.kind.capitalize())
     with TemporaryDirectory() as directory:
         _write(schema, _FILE, Path(directory))
         return _run_protoc(Path(directory, _FILE))
@@ -173,11 +173,11 @@ def _run_protoc(file: Path) -> bytes:
     Raises
     ------
     InvalidUsageError
-        If protoc refuses it.
+        If protoc refuses the file.
     """
     with TemporaryDirectory() as directory:
         out = Path(directory, "descriptors")
-        # In a separate process, because protoc writes its messages past Python's standard error.
+        # Runs in a separate process, because protoc does not write its messages to Python's `sys.stderr`.
         command = [
             sys.executable,
             "-m",
@@ -190,7 +190,7 @@ def _run_protoc(file: Path) -> bytes:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if file.name in line]
             reason = lines[0].removeprefix(f"{file.parent}/") if lines else f"exit code {done.returncode}"
-            raise InvalidUsageError("the schema is not one of Protobuf", reason=reason)
+            raise InvalidUsageError("the schema is not a Protobuf schema", reason=reason)
         return out.read_bytes()
 
 
@@ -210,9 +210,9 @@ def protobuf_decoder(
     schema : str or None
         The text of a ``.proto`` file, or the name of a ``.proto`` or ``FileDescriptorSet`` file.
     message : str or None
-        The message; None if the schema has only one message.
+        The full name of the message; None if the schema has only one message at its top level.
     registry : SchemaRegistry or None
-        The registry.
+        The registry that gives each value's schema by its number; None if values have no number.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def protobuf_decoder(
             "the schema has several messages" if message is None else "the schema has no such message",
             message=message or "none",
             known=", ".join(names),
-            hint="name one with its package",
+            hint="name one message with its package",
         )
     return ProtobufDecoder(descriptors, message, registry)
 
@@ -258,6 +258,6 @@ def _checked(content: bytes, file: Path) -> bytes:
         raise InvalidUsageError(
             "the file holds no descriptors of Protobuf",
             file=file,
-            hint="make it by protoc --include_imports --descriptor_set_out, or name a .proto file",
+            hint="create the file by protoc --include_imports --descriptor_set_out, or name a .proto file",
         ) from None
     return content

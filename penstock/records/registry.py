@@ -1,4 +1,4 @@
-"""A client of schema registries with Confluent's interface, which Karapace and Apicurio also have."""
+"""A client of schema registries with the interface of Confluent's, which Karapace and Apicurio also have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["RegisteredSchema", "SchemaRegistry", "UnknownSchemaError"]
 
 _TIMEOUT_S: Final = 10.0
 _PAUSES_S: Final = (0.1, 0.5, 2.0)
-"""Pauses before the second and further tries."""
+"""The pauses before the second and each further attempt."""
 _BUSY: Final = (408, 429)
 """Status codes of transient failures, in addition to 500 and above."""
 _UNKNOWN: Final = (40401, 40402, 40403)
@@ -31,7 +31,7 @@ class UnknownSchemaError(InvalidUsageError):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema in a registry, and the schemas that it refers to, by the names that it uses for them."""
+    """A schema in a registry. `references` has the schemas that it refers to, with the names that it uses."""
 
     kind: str
     text: str
@@ -50,16 +50,18 @@ class SchemaRegistry:
     subject : str, optional
         The subject whose newest schema gives the columns, such as ``trades-value``.
     user, password : str, optional
-        For basic authentication.
+        The user and the password for basic authentication.
     token : str, optional
-        For authentication by a bearer token.
+        The token for authentication by a bearer token.
 
     Raises
     ------
     InvalidUsageError
         If the address is not valid, or both a token and a user are given.
 
-    Notes ----- Workers cache each schema, because a schema never changes under its number.
+    Notes
+    -----
+    Workers cache each schema, because a schema never changes under its number.
     """
 
     url: str
@@ -89,7 +91,7 @@ class SchemaRegistry:
         Raises
         ------
         UnknownSchemaError
-            If the registry does not know it.
+            If the registry does not know the schema.
         InvalidUsageError
             If the registry refuses the user, or the address is not a registry's.
         UnavailableError
@@ -120,7 +122,7 @@ def _resolve(registry: SchemaRegistry, answer: dict[str, Any]) -> RegisteredSche
 
 
 def _get(registry: SchemaRegistry, path: str) -> dict[str, Any]:
-    """Return the answer to a request, which is repeated while the registry is busy or unavailable."""
+    """Return the answer to a request. Repeat the request while the registry is busy or unavailable."""
     url = f"{registry.url.rstrip('/')}/{path}"
     request = urllib.request.Request(url, headers={"Accept": "application/vnd.schemaregistry.v1+json"})  # noqa: S310  # the scheme is checked
     if registry.user is not None:
@@ -176,9 +178,9 @@ def _refusal(registry: SchemaRegistry, path: str, error: urllib.error.HTTPError)
 
 def _no_registry(registry: SchemaRegistry, path: str, **more: object) -> InvalidUsageError:
     return InvalidUsageError(
-        "the answer is not one of a schema registry",
+        "the answer does not come from a schema registry",
         registry=registry.url,
         path=path,
         **more,
-        hint="the address may need a path, such as that of a registry's compatible interface",
+        hint="the address may need a path, such as the path of a registry's Confluent-compatible interface",
     )

@@ -1,4 +1,4 @@
-"""Cases of a pipeline in YAML: the input rows, the passing of time, the expected output."""
+"""Run test cases of a pipeline, which a YAML file holds: input rows, the passing of time, expected output."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Case:
     Parameters
     ----------
     name, place : str
-        The name, and the file that it is in.
+        The case's name, and the file that holds the case.
     steps : tuple of pairs
-        The steps in order, each as its kind and its content.
+        The kind and the content of each step, in order.
     options : mapping
-        ``start``, ``schemas`` and ``set`` for `penstock.testing.pipeline`.
+        The case's ``start``, ``schemas`` and ``set``, which are arguments of `penstock.testing.pipeline`.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """The result of a case: a line for each difference, and no line if the case passes."""
+    """The result of a case: a text line for each difference. If the case passes, there are no lines."""
 
     case: Case
     lines: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ def run_case(reference: str, case: Case, overrides: Sequence[str] = ()) -> CaseR
     case : Case
         The case.
     overrides : sequence of str
-        ``section.field=value`` each.
+        The changes of the pipeline, each as ``section.field=value``.
 
     Raises
     ------
@@ -174,7 +174,7 @@ def _run_step(test: PipelineTest, kind: str, content: Any) -> Iterator[str]:
 
 
 def _differ(expected: Sequence[Mapping[str, Any]], got: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the differences of rows in any order; columns that no expected row names are ignored."""
+    """Yield the differences between two sets of rows. Columns that no expected row names are ignored."""
     names = list(dict.fromkeys(name for row in expected for name in row))
     if missing := [name for name in names if got and name not in got[0]]:
         yield f"the results have no column {', '.join(missing)}: they have {', '.join(got[0])}"
@@ -190,7 +190,7 @@ def _line(row: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text; equal values in YAML and in results have the same text."""
+    """Return a text for a value, so that a value in YAML and an equal value in results have the same text."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)

@@ -1,4 +1,4 @@
-"""Tests of codecs of streams."""
+"""Conformance tests of a codec."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class CodecTests:
 
 
 def _encode(codec: Codec, values: Ints) -> Node | None:
-    """Encode a stream, convert the node to bytes and back; None if the codec cannot encode the stream."""
+    """Encode a stream, and convert the node to bytes and back; None if the codec cannot encode the stream."""
     try:
         node = codec.encode(seal(values))
     except UnfitError:

@@ -1,4 +1,4 @@
-"""Test procedures of a database: calls and rows in; results, rejections and tables out."""
+"""Test procedures of a database: a test passes calls and rows, and reads results, rejections and tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DatabaseTest:
     Attributes
     ----------
     results : list of dict
-        The results of all transactions so far, each with ``procedure`` and ``rejected``.
+        The results of all transactions so far. Each result also has ``procedure`` and ``rejected``.
     """
 
     def __init__(self, opened: Database, directory: Path) -> None:
@@ -47,7 +47,7 @@ class DatabaseTest:
 
     @property
     def rejections(self) -> list[dict[str, Any]]:
-        """The results of rejected transactions; ``rejected`` is the reason."""
+        """The results of rejected transactions. The field ``rejected`` has the reason."""
         return [one for one in self.results if one["rejected"] is not None]
 
     def load(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -61,7 +61,7 @@ class DatabaseTest:
         self._db.load(table, pa.Table.from_pylist([dict(row) for row in rows]))
 
     def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
-        """Run one transaction; return its results and ``rejected``.
+        """Run one transaction; return its results, and ``rejected`` with the reason if it was rejected.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class DatabaseTest:
             self._db.close()
             self._db = self._database.open(self._directory)
             return
-        raise InvalidUsageError("the call wrote nothing at which it could crash", procedure=procedure)
+        raise InvalidUsageError("the call wrote nothing, so it cannot crash at a write", procedure=procedure)
 
     def close(self) -> None:
         """Close the database."""

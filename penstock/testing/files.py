@@ -1,4 +1,4 @@
-"""Tests of file systems."""
+"""Conformance tests of a file system."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.errors import ConflictError, InvalidUsageError
 __all__ = ["LARGE", "FilesTests"]
 
 LARGE = 11 * 1024 * 1024
-"""More than an object store's client uploads in one request by default."""
+"""A size above the limit at which clients of object stores divide an upload by default."""
 
 
 class FilesTests:
@@ -36,13 +36,13 @@ class FilesTests:
     @pytest.mark.parametrize("size", [1, 3, 100_000, LARGE])
     @pytest.mark.parametrize("wrap", [bytes, memoryview, pa.py_buffer], ids=["bytes", "memoryview", "buffer"])
     def test_what_was_published_is_read(self, files: Files, size: int, wrap: Callable[[bytes], Any]) -> None:
-        """Publish content of several sizes and kinds of buffers."""
+        """Publish content of several sizes, from several kinds of buffers."""
         content = os.urandom(size)
         files.publish("f", memoryview(wrap(content)))
         assert bytes(files.read("f")) == content
 
     def test_a_file_is_published_in_pieces(self, files: Files) -> None:
-        """Publish pieces, some of them empty."""
+        """Publish content in pieces, of which some are empty."""
         content = os.urandom(LARGE)
         files.publish("f", b"", content[:1], memoryview(content[1:100]), b"", content[100:])
         assert bytes(files.read("f")) == content
@@ -64,7 +64,7 @@ class FilesTests:
         assert read.blocks["rows"].equals(unit.blocks["rows"])
 
     def test_names_that_look_compressed_or_encoded_are_taken_as_they_are(self, files: Files) -> None:
-        """Publish under names that some file systems change."""
+        """Publish files under names that some file systems would change."""
         for name in ("a.gz", "b%20b", "c c", "d?e=f", "g#h", "ü", "000000000001-abc.punit"):
             files.publish(name, name.encode())
         for name in ("a.gz", "b%20b", "c c", "d?e=f", "g#h", "ü", "000000000001-abc.punit"):
@@ -72,7 +72,7 @@ class FilesTests:
         assert len(files.list()) == 7
 
     def test_a_file_that_is_not_there_is_not_found(self, files: Files) -> None:
-        """Read what is missing."""
+        """Read files that do not exist."""
         for below in (files, files.child("none")):
             with pytest.raises(FileNotFoundError) as error:
                 below.read("f")
@@ -82,7 +82,7 @@ class FilesTests:
             files.read("g")
 
     def test_deleting_removes_one_file_and_twice_is_no_error(self, files: Files) -> None:
-        """Delete once, twice and what is missing."""
+        """Delete a missing file, an existing file, and the same file again."""
         files.delete("f")
         files.publish("f", b"x")
         files.publish("g", b"y")
@@ -103,7 +103,7 @@ class FilesTests:
         assert files.child("absent").list() == []
 
     def test_a_child_is_a_directory_of_its_own_and_names_its_place(self, files: Files) -> None:
-        """Publish one name in two directories."""
+        """Publish two files under the same name in two directories."""
         child = files.child("query").child("operator")
         child.publish("f", b"below")
         files.publish("f", b"above")
@@ -127,7 +127,7 @@ class FilesTests:
         assert files.list() == []
 
     def test_an_empty_file_is_refused(self, files: Files) -> None:
-        """Refuse to publish nothing."""
+        """Refuse to publish a file without bytes."""
         for content in ([], [b""], [b"", b""]):
             with pytest.raises(InvalidUsageError, match="at least one byte"):
                 files.publish("f", *content)
@@ -159,7 +159,7 @@ class FilesTests:
         assert remaining == {f"{number}-b" for number in range(24)}
 
     def test_a_name_is_given_once(self, files: Files) -> None:
-        """Refuse a name that is taken, even with the same content."""
+        """Refuse a name that exists, even for the same content."""
         files.publish("f", b"first")
         for content in (b"second", b"first"):
             with pytest.raises(ConflictError) as error:
@@ -171,7 +171,7 @@ class FilesTests:
     def test_of_several_that_publish_one_name_exactly_one_succeeds(self, files: Files) -> None:
         """Publish one name from four threads at the same moment."""
         if not self.exclusive:
-            pytest.skip("this file system cannot tell of two that publish at the same moment")
+            pytest.skip("this file system may let two writers publish one name at the same moment")
         for round_ in range(20):
             barrier = threading.Barrier(4)
 

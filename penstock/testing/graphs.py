@@ -1,4 +1,4 @@
-"""Run a graph that is built in Python with rows and a clock of a test."""
+"""Test a graph that is built in Python: the test passes rows and time, and reads results."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class GraphTest(LocalTest):
     flow : Graph
         The graph; its sink is ignored.
     directory : pathlib.Path
-        The directory for checkpoint and state.
+        The directory for the checkpoint and the state.
     tables : mapping of str to pyarrow.Table or sequence of mapping
         The static tables of the graph's lookups.
     persist : str or mapping of str to str
         See `Graph.plan`.
     trigger : str, optional
-        The interval of triggers in `advance`; by default `advance` triggers once, at the end.
+        The time between triggers in `advance`. By default, `advance` triggers once, at its end.
     start : datetime
         The time at which the test begins.
     """
@@ -85,7 +85,7 @@ class GraphTest(LocalTest):
         )
 
     def send(self, rows: Sequence[Mapping[str, Any]] | pa.Table, to: str = "") -> None:
-        """Let rows arrive at the source `to`; see `PipelineTest.send`.
+        """Pass rows to the source `to`; see `PipelineTest.send`.
 
         If there is only one source, `to` may be left out.
         """
@@ -99,7 +99,7 @@ def _given(source: Any) -> Any:
 
 
 def _with_readable_sources(flow: Graph) -> Graph:
-    """Return the graph with sources of a kind for which the engine can make fragments of windows."""
+    """Change the kind of all sources to a kind that the local engine can read, with or without windows."""
     from penstock.dataflow.nodes import Source, Window, rebuild, topological
 
     has_windows = any(isinstance(node, Window) for node in topological(flow.root))
@@ -130,9 +130,9 @@ def graph(
     tables : mapping of str to pyarrow.Table or sequence of mapping, optional
         The static tables of the graph's lookups.
     persist : str or mapping of str to str
-        Which operators are followed by a p-stream; see `Graph.plan`.
+        The operators whose results go through a p-stream; see `Graph.plan`.
     trigger : str, optional
-        The interval of triggers in `GraphTest.advance`.
+        The time between triggers in `GraphTest.advance`.
     start : str or datetime
         The time at which the test begins.
 

@@ -1,4 +1,4 @@
-"""Tests of user-defined operators and aggregates."""
+"""Conformance tests of user-defined operators and aggregates."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class OperatorTests:
 
 
 class AggregateTests:
-    """The contract of a user-defined aggregate: results do not depend on how values are split into states."""
+    """The contract of a user-defined aggregate: results do not depend on the split of values into states."""
 
     values: Sequence[float | tuple[float, ...]] = (3.0, 1.0, 2.0, 2.0, 8.0, 5.5)
-    """Values to aggregate, at least three; tuples if `add` takes several values."""
+    """At least three values to aggregate. They are tuples if `add` takes several values."""
 
     @pytest.fixture
     def aggregate(self) -> type[Aggregate]:
@@ -100,7 +100,7 @@ class AggregateTests:
                     assert _same(_finish(aggregate, states[0]), expected)
 
     def test_an_empty_state_changes_nothing(self, aggregate: type[Aggregate]) -> None:
-        """Merge a state that `init` made, from both sides."""
+        """Merge an empty state into a filled state, and a filled state into an empty state."""
         whole = _state(aggregate, self.values)
         merged, empty = whole.copy(), _state(aggregate, ())
         _call(aggregate, "merge", merged, empty.copy())
@@ -117,7 +117,7 @@ class AggregateTests:
 
 
 def _call(aggregate: type[Aggregate], method: str, *arguments: object) -> object:
-    """Call a method as plain Python; compilation is only checked when windows use it."""
+    """Call a method as plain Python. Only windows compile the methods."""
     return getattr(aggregate, method)(*arguments)
 
 

@@ -1,4 +1,4 @@
-"""Run a pipeline with rows and a clock of a test, without Spark and without its sources and sink."""
+"""Test a pipeline without Spark, sources and sink: the test passes rows and time, and reads results."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 __all__ = ["START", "CrashPoint", "LocalTest", "PipelineTest", "parse_start", "pipeline", "to_table"]
 
 CrashPoint: TypeAlias = Literal["plan", "write", "commit"]
-"""Where a process dies: after a micro-batch's plan, after the write of its results, or after its commit."""
+"""The step after which a process dies: a micro-batch's plan, the write of its results, or its commit."""
 
 START: Final = "2026-01-01T00:00:00Z"
 """The time at which a test begins, by default."""
 
 
 class LocalTest:
-    """The common part of tests of a pipeline and of a graph: rows and a clock in, results out.
+    """The common part of `PipelineTest` and `GraphTest`.
 
     `send` replaces the sources, `rows` replaces the sink, and the checkpoint is temporary. Operators, state,
     commits and restarts are the same as in production.
 
-    Sent rows wait for the next trigger. `advance` and `rows` trigger if rows wait; `trigger` always does.
+    Sent rows wait for the next trigger. If rows wait, `advance` and `rows` begin with a trigger.
 
     Parameters
     ----------
     inputs : mapping of str to PushInput
         The sources by their names.
     directory : pathlib.Path
-        The directory for checkpoint and state.
+        The directory for the checkpoint and the state.
     interval : str, optional
-        The interval of triggers in `advance`.
+        The time between triggers in `advance`. By default, `advance` triggers once, at its end.
     start : datetime
         The time at which the test begins.
     """
@@ -63,7 +63,7 @@ class LocalTest:
         self._taken = -1
         self._is_pending = False
         self.metrics: list[dict[str, Any]] = []
-        """The metrics of each micro-batch that was committed, as `penstock.metrics` returns them."""
+        """The metrics of each committed micro-batch, in the form of `penstock.metrics`."""
         self._running: LocalGraph = self._open()
 
     def _open(self) -> LocalGraph:
@@ -78,12 +78,13 @@ class LocalTest:
         return datetime.fromtimestamp(self.clock() / 1e6, UTC)
 
     def send(self, rows: Sequence[Mapping[str, Any]] | pa.Table, to: str = "source") -> None:
-        """Let rows arrive at a source.
+        """Pass rows to a source.
 
         Parameters
         ----------
         rows : sequence of mapping or pyarrow.Table
-            The rows. Columns that a row leaves out are null; times may be ISO texts, in UTC without a zone.
+            The rows. Columns that a row leaves out are null. Times may be ISO texts; without a zone, they are
+            in UTC.
         to : str
             The source: ``source`` for the pipeline's own source, ``with`` for the other side of a join, or
             the name of an input of a union.
@@ -103,7 +104,7 @@ class LocalTest:
         self._is_pending = True
 
     def trigger(self) -> None:
-        """Run a micro-batch, if rows arrived or keys wait.
+        """Run a micro-batch if rows have arrived or keys wait.
 
         Raises
         ------
@@ -162,7 +163,7 @@ class LocalTest:
 
     @property
     def waiting_keys(self) -> int:
-        """The number of keys that wait."""
+        """The number of keys that wait to be served."""
         return int(self.metrics[-1]["waiting_keys"]) if self.metrics else 0
 
     @property
@@ -183,7 +184,7 @@ class LocalTest:
         Parameters
         ----------
         at : {"plan", "write", "commit"}
-            Where the process dies.
+            The step after which the process dies.
 
         Raises
         ------
@@ -213,7 +214,7 @@ class PipelineTest(LocalTest):
     document : Document
         The positions of the pipeline's fields, for errors.
     directory : pathlib.Path
-        The directory for checkpoint and state.
+        The directory for the checkpoint and the state.
     schemas : mapping of str to str
         The columns of sources by their names, as DDL, for sources that do not declare them.
     start : datetime
@@ -288,7 +289,7 @@ def pipeline(
     reference : str or pathlib.Path
         The pipeline's file, or the name of a packaged example.
     overrides : sequence of str
-        ``section.field=value`` each.
+        The changes of the pipeline, each as ``section.field=value``.
     schemas : mapping of str to str, optional
         For each source (``source``, ``with``, or the name of a union's input), its columns as DDL. By default
         sources have the columns that the pipeline declares.
@@ -323,7 +324,7 @@ def pipeline(
 
 
 def parse_start(start: str | datetime) -> datetime:
-    """Return the time at which a test begins, in UTC if it has no zone."""
+    """Return the time at which a test begins. A time without a zone is in UTC."""
     begin = datetime.fromisoformat(start) if isinstance(start, str) else start
     return begin if begin.tzinfo else begin.replace(tzinfo=UTC)
 
@@ -331,7 +332,7 @@ def parse_start(start: str | datetime) -> datetime:
 def to_table(
     rows: Sequence[Mapping[str, Any]] | pa.Table, schema: pa.Schema, owner: str = "source"
 ) -> pa.Table:
-    """Return rows as a table with a schema; columns that a row leaves out are null.
+    """Return rows as a table with a schema. Columns that a row leaves out are null.
 
     Raises
     ------

@@ -26,13 +26,13 @@ __all__ = [
 ]
 
 OpenPipeline: TypeAlias = "Callable[..., PipelineTest]"
-"""Opens a pipeline; takes the arguments of `penstock.testing.pipeline`."""
+"""A function that opens a pipeline. It takes the arguments of `penstock.testing.pipeline`."""
 
 OpenGraph: TypeAlias = "Callable[..., GraphTest]"
-"""Opens a graph; takes the arguments of `penstock.testing.graph`."""
+"""A function that opens a graph. It takes the arguments of `penstock.testing.graph`."""
 
 OpenDatabaseTest: TypeAlias = "Callable[..., DatabaseTest]"
-"""Opens a database; takes the arguments of `penstock.testing.database`."""
+"""A function that opens a database. It takes the arguments of `penstock.testing.database`."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tests of schedulers of keys."""
+"""Conformance tests of a scheduler of keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUNS: Final = 60
 
 
 class _Driver:
-    """Gives random arrivals to a scheduler, and records the set of waiting keys."""
+    """Passes random arrivals to a scheduler, and records which keys wait."""
 
     def __init__(self, scheduler: Scheduler, seed: int) -> None:
         scheduler.reserve(_KEYS)
@@ -61,7 +61,7 @@ class SchedulerTests:
 
     @pytest.mark.parametrize("seed", range(_RUNS))
     def test_each_waiting_key_is_served_once(self, new: Callable[[], Scheduler], seed: int) -> None:
-        """Pop keys, skip held keys, and count the rest."""
+        """Pop keys except held keys, and count the keys that remain."""
         driver = _Driver(new(), seed)
         for _ in range(12):
             driver.arrive()

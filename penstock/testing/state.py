@@ -1,4 +1,4 @@
-"""Tests of working copies: an operator's state in a bucket, which is stored as units."""
+"""Conformance tests of a working copy: the state of an operator in a bucket, which is stored in p-units."""
 
 from __future__ import annotations
 

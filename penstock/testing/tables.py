@@ -1,4 +1,4 @@
-"""Tests of tables that hold the rows of a bucket by key."""
+"""Conformance tests of a table that holds the rows of a bucket by key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["SCHEMA", "NewTable", "TableTests"]
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.float64())])
 NewTable = Callable[..., Table]
-"""Makes an empty table of a schema and a key: of `SCHEMA` and ``("k",)`` by default."""
+"""A function that makes an empty table. It takes a schema and a key, by default `SCHEMA` and ``("k",)``."""
 
 
 def _rows(*rows: tuple[Any, ...], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
@@ -38,7 +38,7 @@ class TableTests:
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     def test_empty_batches_change_nothing(self, new: NewTable) -> None:
-        """Put and get nothing."""
+        """Put no rows, and get no keys."""
         table, nothing = new(), _rows()
         table.put(nothing)
         rows, exists = table.get(nothing)
@@ -57,7 +57,7 @@ class TableTests:
         assert rows.schema.names == ["t", "n"]
 
     def test_zeros_are_one_key_and_so_are_nans(self, new: NewTable) -> None:
-        """Put floating-point keys that are equal to users but differ in bits."""
+        """Put floating-point keys whose bits differ although users regard them as equal."""
         schema = pa.schema([("k", pa.float64()), ("t", pa.string())])
         table = new(schema)
         rows = [(0.0, "a"), (-0.0, "b"), (math.nan, "c"), (-math.nan, "d"), (1.0, "e")]
@@ -70,7 +70,7 @@ class TableTests:
         assert keys == ["0.0", "1.0", "nan"]
 
     def test_a_table_equals_a_dictionary(self, new: NewTable) -> None:
-        """Put and get at random; if a batch has a key several times, the last row wins."""
+        """Put and get random keys. If a batch has a key several times, the last row wins."""
         draw, table, model = random.Random(3), new(), dict[int, dict[str, Any]]()
         for _ in range(100):
             keys = [draw.randint(0, 60) for _ in range(draw.randint(0, 20))]

@@ -24,7 +24,7 @@ _SOURCE: Final = "source"
 _PLACE: Final = ("file", "topic", "partition", "offset")
 """The columns of `REJECTED` that locate a record."""
 _PARTITION: Final = 0
-"""The task that rejects a source's records; Spark has one for each of its partitions."""
+"""The number of the task that rejects records. On Spark, each partition has a task of its own."""
 
 Part = TypeVar("Part")
 
@@ -40,8 +40,8 @@ class Records:
     bad : sequence of int
         The numbers of the rows of bad records, in order.
     facts : callable
-        Returns the columns of `REJECTED`, except the source, for the bad records. Called only if bad records
-        are rejected or refused.
+        A function that returns the columns of `REJECTED`, except the source, for the bad records. It is
+        called only if bad records are rejected or refused.
     """
 
     rows: pa.Table
@@ -60,18 +60,19 @@ class RecordInput(ABC):
 
 
 class BadRecords:
-    """The treatment of a source's bad records.
+    """Counts the bad records of a source, and keeps, skips, refuses or rejects them.
 
     Parameters
     ----------
     place : str
         The source's name in the pipeline.
     on_error : {"keep", "skip", "fail"}
-        The treatment.
+        Whether the rows of bad records are kept or skipped, or the query fails.
     reject_to : str, optional
         The location of a p-stream that receives bad records, each once.
     checkpoint : str, optional
-        The query's checkpoint. If it is unknown, all disks are synced before records are rejected.
+        The query's checkpoint. If the checkpoint is unknown, all disks are synced before records are
+        rejected.
     """
 
     def __init__(
@@ -154,10 +155,10 @@ def read_in_parts(
     count : int
         The number of records.
     read : callable
-        Takes two numbers and reads the records from the first number to before the second; returns None if a
-        record is bad.
+        A function that takes two numbers, and reads the records from the first number to before the second.
+        It returns None if a record is bad.
     read_alone : callable
-        Reads one record, which may be bad.
+        A function that takes the number of one record, which may be bad, and reads the record.
     """
     open_parts = [(0, count)] if count else []
     while open_parts:

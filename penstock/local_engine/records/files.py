@@ -25,10 +25,10 @@ from penstock.spark_ext.sources.rejected import WRONG_CSV
 __all__ = ["RecordFilesInput"]
 
 _BLOCK_BYTES: Final = 64 << 20
-"""The bytes of a file that are read at once, up to the end of a line."""
+"""The number of bytes that are read from a file at once. The line in which they end is read whole."""
 
 _ReadLines = Callable[[pa.Array], tuple[pa.Table, dict[int, str]]]
-"""Returns the rows of lines, and the reason for each bad line by its number."""
+"""A function that returns the rows of lines, and for each bad line its number and the reason."""
 
 
 class RecordFilesInput(FilesInput, RecordInput):
@@ -43,7 +43,7 @@ class RecordFilesInput(FilesInput, RecordInput):
     options : mapping of str to str
         Options of Spark's reader.
     zone : str, optional
-        The time zone of times that have no zone; by default such times are refused.
+        The time zone of times without a zone. By default, these times are refused.
     bad_records : BadRecords
         The treatment of bad records.
 
@@ -105,7 +105,7 @@ def _facts(lines: pa.Array, reasons: Mapping[int, str], bad: list[int], file: st
 
 
 def _read_blocks(path: Path, *, skips_first: bool) -> Iterator[pa.Array]:
-    """Yield the lines of a file that are not blank, in blocks of whole lines."""
+    """Yield a file in blocks of whole lines, without blank lines."""
     with path.open("rb") as file:
         if skips_first:
             file.readline()
@@ -125,7 +125,7 @@ def _read_json(decoder: JsonDecoder, lines: pa.Array) -> tuple[pa.Table, dict[in
 
 @dataclass(frozen=True, slots=True)
 class _CsvLines:
-    """Reads lines of CSV. The first columns of a bad line are read as far as their types fit."""
+    """Reads lines of CSV. In a bad line, each field that does not fit its column is null."""
 
     schema: pa.Schema
     options: Mapping[str, str]

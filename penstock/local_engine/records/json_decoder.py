@@ -29,7 +29,7 @@ _SPECIAL: Final[dict[str, float]] = {
     **dict.fromkeys(("Infinity", "+Infinity", "+INF"), math.inf),
     **dict.fromkeys(("-Infinity", "-INF"), -math.inf),
 }
-"""The texts that are floats."""
+"""The texts that stand for floats."""
 
 
 class _Number(float):
@@ -42,18 +42,18 @@ class _Number(float):
 class JsonDecoder(Decoder):
     """Decodes JSON objects.
 
-    A record is bad if a field has another type than its column; the other fields of such a record are read,
-    also in structs and lists.
+    A record is bad if a field has another type than its column. The decoder still reads the other fields of a
+    bad record, including the fields in structs and lists.
 
     Parameters
     ----------
     schema : pyarrow.Schema
         The columns, in Spark's types.
     zone : str, optional
-        The time zone of times that have no zone; by default such times are refused.
+        The time zone of times without a zone. By default, these times are refused.
     keeps_numbers : bool
-        Whether a number for a column of texts keeps its text, as in Spark's files; by default it gets its
-        shortest form, as in ``from_json``.
+        Whether a number in a column of texts keeps its original text, as in Spark's reader of files. By
+        default, the number is written in its shortest form, as in ``from_json``.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class JsonDecoder(Decoder):
         return pa.Table.from_arrays(columns, schema=self.schema), reason
 
     def _read_field(self, field: pa.Field[Any], value: object) -> tuple[pa.Array, bool]:
-        """Return the value of a field, with nulls for other types, and whether all was read."""
+        """Return a field's value, with nulls for parts of another type, and whether all parts were read."""
         if value is None:
             return pa.nulls(1, field.type), True
         if pa.types.is_timestamp(field.type) and field.type.tz and type(value) is int:
@@ -161,7 +161,7 @@ class JsonDecoder(Decoder):
 
 
 def _read_seconds(value: int, kind: pa.DataType) -> tuple[pa.Array, bool]:
-    """Read the seconds since 1970."""
+    """Return the time that a number of seconds since 1970 stands for."""
     if not -_MAX_SECONDS <= value <= _MAX_SECONDS:
         return pa.nulls(1, kind), False
     return pa.array([value * 1_000_000]).cast(kind), True
@@ -216,8 +216,8 @@ def _read_as(schema: pa.Schema) -> list[pa.Field[Any]]:
 def _read(texts: pa.Array, schema: pa.Schema, zone: str | None) -> pa.Table | None:
     """Return the rows of JSON objects; None if an object is bad.
 
-    Each object is wrapped into an object that also has its number, so broken objects cannot join to whole
-    objects.
+    Each object is wrapped in an object that also has its number, so that two broken objects cannot combine to
+    a valid object.
     """
     import pyarrow.json
 

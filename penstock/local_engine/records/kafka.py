@@ -34,22 +34,22 @@ _PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.05
 _MOST_MESSAGES: Final = 50_000
 _BOUNDS_S: Final = 0.02
-"""The time for which found ends of partitions are used again, so that idle polls do not load the brokers."""
+"""The time for which the ends of partitions are cached, so that idle polls do not load the brokers."""
 _TOPICS_S: Final = 1.0
-"""The time for which the found partitions are used again."""
+"""The time for which the list of partitions is cached."""
 
 Found = TypeVar("Found")
 
 
 class Decoder(Protocol):
-    """Makes the rows of raw records, such as a `RecordDecoder`."""
+    """An object that decodes raw records to rows, such as a `RecordDecoder`."""
 
     def decode(self, records: pa.Table) -> Records:
         """Return the rows of records, which have the columns of Spark's connector."""
 
 
 class KafkaInput(RecordInput):
-    """Records of topics. Partitions are read one after the other, so a micro-batch always has one order.
+    """Records of topics. Partitions are read one after the other, so a repeated batch has the same order.
 
     Parameters
     ----------
@@ -58,11 +58,11 @@ class KafkaInput(RecordInput):
     schema : StructType
         The columns.
     decoder : Decoder
-        Makes the columns of records.
+        The decoder of the records.
     bad_records : BadRecords
         The treatment of bad records.
     log : pathlib.Path
-        The directory for the first offsets.
+        The directory of the file with the first offsets.
 
     Raises
     ------
@@ -140,7 +140,7 @@ class KafkaInput(RecordInput):
     def _begin(
         self, start: Offset | None, bounds: Mapping[Partition, tuple[int, int]]
     ) -> dict[Partition, int]:
-        """Return the first offset to read of each partition; new partitions are read from their beginning."""
+        """Return the first offset to read in each partition. New partitions are read from their beginning."""
         if start is None:
             if self._first is None:
                 self._first = self._choose_first(bounds)
@@ -238,7 +238,7 @@ class KafkaInput(RecordInput):
         return self._partitions
 
     def find_end(self, start: Offset | None) -> Offset | None:
-        """See `Input.find_end`. If brokers are silent, there are no new records, for at most a minute."""
+        """See `Input.find_end`. Brokers may be silent for a minute; in this time there are no new records."""
         found = self._ask(lambda: self._plan(start))
         return start if found is None else found
 
@@ -252,7 +252,7 @@ class KafkaInput(RecordInput):
         return _offset(_limit(begin, ends, self._options.max_offsets))
 
     def _ask(self, ask: Callable[[], Found]) -> Found | None:
-        """Return an answer of the brokers; None if they are silent, for at most a minute."""
+        """Return an answer of the brokers; None while they are silent, for at most a minute."""
         from confluent_kafka import KafkaException
 
         while True:
@@ -364,7 +364,7 @@ class KafkaInput(RecordInput):
         """Do nothing: Kafka keeps its records."""
 
     def stop_at_present(self) -> None:
-        """See `Input.stop_at_present`: the first end that is found is the last."""
+        """See `Input.stop_at_present`. The next end that `find_end` finds is the last end."""
         self._stops = True
         self._partitions_until_s = self._bounds_until_s = -math.inf
 
@@ -383,7 +383,7 @@ def _is_end(error: Any) -> bool:
 
 
 def _limit(begin: Mapping[Partition, int], ends: Mapping[Partition, int], most: int) -> dict[Partition, int]:
-    """Return the ends of a micro-batch; partitions share the maximum number of offsets, as in Spark."""
+    """Return the ends of a micro-batch. As in Spark, partitions share the maximum number of offsets."""
     new = {partition: end - begin[partition] for partition, end in ends.items()}
     total = sum(new.values())
     if total <= most:

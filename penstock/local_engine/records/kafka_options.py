@@ -1,4 +1,4 @@
-"""The options of Spark's connector for Kafka, as the local engine reads them."""
+"""Parse the options of Spark's connector for Kafka for the local engine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from penstock.errors import InvalidUsageError
 __all__ = ["EARLIEST", "LATEST", "KafkaOptions", "Partition"]
 
 Partition = tuple[str, int]
-"""A topic, and the number of one of its partitions."""
+"""A topic, and the number of a partition of this topic."""
 
 EARLIEST, LATEST = -2, -1
-"""Offsets that name the first record, and the end, as in Spark."""
+"""As in Spark, the offsets that stand for the first record and for the end of a partition."""
 
 MOST_OFFSETS: Final = 1_000_000
-"""The greatest number of offsets in a micro-batch by default; its rows are held in memory."""
+"""The default maximum of offsets in a micro-batch, whose rows are held in memory."""
 
 _CLIENT: Final = "kafka."
 _KNOWN: Final = (
@@ -43,19 +43,19 @@ class KafkaOptions:
     client : mapping of str to str
         The settings of the client, librdkafka.
     topics : tuple of str
-        The topics to read; empty with a pattern or partitions.
+        The topics to read; empty if `pattern` or `partitions` selects what to read.
     pattern : str, optional
-        A pattern that whole names of topics match.
+        A regular expression. All topics whose whole name matches are read.
     partitions : frozenset of Partition
-        The partitions to read; empty with topics or a pattern.
+        The partitions to read; empty if `topics` or `pattern` selects what to read.
     start : int or mapping of Partition to int
-        The first offset, or time in ms, to read.
+        The first offset to read, or the time in ms from which to read.
     start_kind : {"offset", "time"}
-        The kind of `start`.
+        Whether `start` is an offset or a time.
     late_start : {"error", "latest"}
         What happens if all records of a partition are older than its time in `start`.
     max_offsets : int
-        The greatest number of offsets in a micro-batch.
+        The maximum number of offsets in a micro-batch.
     fails_on_loss : bool
         Whether the query fails if Kafka has deleted unread records.
     """
@@ -119,7 +119,7 @@ def _check_names(names: Iterable[str], client: Mapping[str, str]) -> None:
 
 
 def _client_settings(client: dict[str, str]) -> dict[str, str]:
-    """Return settings of Kafka's Java client as librdkafka has them."""
+    """Convert settings of Kafka's Java client to settings of librdkafka."""
     settings = {"isolation.level": "read_uncommitted", **client}  # the default of the Java client
     jaas = settings.pop("sasl.jaas.config", None)
     if jaas is not None:
@@ -195,7 +195,7 @@ def _positive(texts: Mapping[str, str], name: str, least: int = 1) -> int | None
 
 
 def _one_of(texts: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    """Return an option, which must be one of the given words; by default the first word."""
+    """Return an option's word, which must be in `words`; by default the first of them."""
     word = texts.get(name, words[0]).lower()
     if word not in words:
         raise InvalidUsageError("an option of Kafka's source is wrong", option=name, known=", ".join(words))

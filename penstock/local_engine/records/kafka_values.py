@@ -1,4 +1,4 @@
-"""Make columns of Kafka's records: raw columns, or the columns of decoded values."""
+"""Convert Kafka's records to columns: raw columns, or the columns of decoded values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FACTS: Final = ("value", "topic", "partition", "offset")
 
 def read_messages(messages: Sequence[Any]) -> pa.Table:
     """Return messages of confluent-kafka as the columns of Spark's connector."""
-    # The client has one object for each record.
+    # The client returns one Python object for each record.
     times = [message.timestamp() for message in messages]
     headers = [message.headers() for message in messages]
     return pa.table(
@@ -57,11 +57,11 @@ class RecordDecoder:
     Parameters
     ----------
     source : KafkaSource
-        The source.
+        The source of the pipeline.
     schema : pyarrow.Schema
         The source's columns, in Spark's types.
     zone : str, optional
-        The time zone of times in JSON that have no zone.
+        The time zone of times in JSON without a zone. By default, these times are refused.
     value_schema, message, registry
         See `penstock.decode_kafka`.
 
@@ -148,7 +148,7 @@ class RecordDecoder:
 
 
 def check_text_types(source: KafkaSource, schema: pa.Schema) -> None:
-    """Check that values in JSON can have the columns of a source.
+    """If a source has values in JSON, check that they can have the types of its columns.
 
     Raises
     ------

@@ -295,11 +295,11 @@ def test_frames_are_read_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("schema", "message", "problem"),
     [
-        ('{"type": "record"}', None, "the schema is not one of Avro"),
-        ('{"type": "array", "items": "int"}', None, "not that of a record"),
+        ('{"type": "record"}', None, "the schema is not an Avro schema"),
+        ('{"type": "array", "items": "int"}', None, "is not a record"),
         ("missing.avsc", None, "file of the schema cannot be read: file=missing.avsc reason=No such file"),
         (None, None, "the values have no schema"),
-        ("message A {", "A", "the schema is not one of Protobuf: reason=penstock_values.proto:1:"),
+        ("message A {", "A", "the schema is not a Protobuf schema: reason=penstock_values.proto:1:"),
         ("message A {} message B {}", "C", "no such message: message=C known=A, B"),
         ("message A {} message B {}", "", "has several messages: message=none known=A, B"),
         ("missing.proto", "A", "file of the schema cannot be read"),
@@ -369,7 +369,7 @@ def test_users_and_tokens_are_sent_and_never_shown(registry: Registry) -> None:
 def test_what_is_no_registry_and_what_it_does_not_know_are_told_apart(registry: Registry) -> None:
     with pytest.raises(InvalidUsageError, match=r"does not know this schema: .*subjects/a%2Fb/versions"):
         SchemaRegistry(registry.url, "a/b").newest()
-    with pytest.raises(InvalidUsageError, match=r"is not one of a schema registry: .*status=404"):
+    with pytest.raises(InvalidUsageError, match=r"does not come from a schema registry: .*status=404"):
         SchemaRegistry(f"{registry.url}/other", "s").newest()
 
 
