@@ -1,4 +1,4 @@
-"""Rows that a caller passes, as batches of a schema."""
+"""Convert the rows that a caller passes to batches of a schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.operators.update_stream.cast import cast_to_schema
 __all__ = ["arrow_errors", "as_arrow", "as_structs", "batches_of", "check_named", "check_text", "find_unheld"]
 
 _MISFITS = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""The errors of Arrow for values that are not of a type."""
+"""The errors that Arrow raises if a value does not fit a type."""
 
 
 def as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str) -> pa.Table | pa.RecordBatch:
@@ -24,7 +24,7 @@ def as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str)
         return rows
     if not isinstance(rows, Mapping):
         raise InvalidUsageError(
-            "rows of this type are not taken",
+            "rows of this type are not supported",
             of=owner,
             got=type(rows).__name__,
             hint="pass a pyarrow.Table, a pyarrow.RecordBatch, or a dict of columns",
@@ -58,7 +58,7 @@ def as_structs(events: Sequence[Mapping[str, Any]], *, owner: str) -> pa.StructA
 
 
 def find_unheld(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the first attribute whose values Arrow cannot hold, for an error."""
+    """Return the first attribute whose values Arrow cannot hold, as the context of an error."""
     for name in events[0]:
         values = [event.get(name) for event in events]
         try:
@@ -75,7 +75,7 @@ def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     names = table.column_names
     if twice := [name for name in schema.names if names.count(name) > 1]:
-        raise InvalidUsageError("a column is there twice", of=owner, columns=twice)
+        raise InvalidUsageError("a column occurs twice", of=owner, columns=twice)
     if strange := [name for name in schema.names if name not in names]:
         missing = [name for name in strange if not schema.field(name).nullable]
         if missing:
@@ -88,7 +88,7 @@ def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str
         # Arrow would read the text as a number.
         if _is_text(column.type) and _is_number(field.type):
             raise InvalidUsageError("a column does not fit", of=owner, **_misfit(column, field))
-    # `pa.table` without columns has no rows, but a selection of no columns keeps their number.
+    # A new table without columns has no rows, but a selection of no columns keeps the number of rows.
     columns = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
     try:
         return [cast_to_schema(batch, schema) for batch in columns.to_batches()]
@@ -98,7 +98,7 @@ def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str
 
 
 def _find_misfit(columns: list[Any], schema: pa.Schema) -> dict[str, Any]:
-    """Return the first column that cannot be cast to its type, for an error."""
+    """Return the first column that cannot be cast to its type, as the context of an error."""
     for column, field in zip(columns, schema, strict=True):
         if column.null_count and not field.nullable:
             return {"column": field.name, "reason": "it has nulls where none may be"}

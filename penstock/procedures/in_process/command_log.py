@@ -4,7 +4,7 @@ The content of a database depends only on its calls and their order (S-Store §2
 changes. A call is run, then appended to the log and synced, and only then it returns. `<location>/log` is a
 p-stream with a row for each call, or, with strong recovery, for each transaction of a workflow. On a local
 disk, `<location>/wal` has the calls of the last second, which are durable before they reach the p-stream.
-`<location>/tables` holds versions of the tables, each with the offset in the log up to which it is current.
+`<location>/tables` holds versions of the tables; each version records how many calls of the log it includes.
 Invariants:
 
 1. A version is committed between rounds, after the calls whose effects it holds. So every readable version is
@@ -43,7 +43,7 @@ from penstock.state_store.survey import survey_bucket
 __all__ = ["ANY_PROGRAM", "Call", "CommandLog", "check_tables", "look_at", "newest_version", "read_calls"]
 
 ANY_PROGRAM = "any"
-"""The program in versions of tables that no single program owns: each call names its own program."""
+"""Versions of the tables record this in place of a program's digest, because each call names its program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Call:
         The events. The events of a transaction are one atomic batch; a transaction of interior procedures has
         no events.
     bounds : ndarray, optional
-        The start of each atomic batch; see `TableSet.run`.
+        The bounds of the atomic batches; see `TableSet.run`.
     transaction : int, optional
         The number of the transaction; None if this is a whole call.
     streams : mapping
@@ -90,8 +90,8 @@ _READER = "tables"
 class CommandLog:
     """The log of an open database.
 
-    Any thread may append and wait; one thread at a time restores or checkpoints. A thread makes calls
-    durable. One sync serves all calls that were appended since the last sync began (group commit).
+    Any thread may append and wait; one thread at a time restores or checkpoints. A thread of the log makes
+    calls durable. One sync serves all calls that were appended since the last sync began (group commit).
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class CommandLog:
         self._tables = tuple(tables)
         check_tables(self._files.child("tables"), name, self._tables, create=True)
         place = os.fspath(location).rstrip("/")
-        # Another process must acknowledge no call once this process reads the durable calls.
+        # Fence other processes first: they must acknowledge no call after this process has read the log.
         self._ahead = None
         if isinstance(self._files, LocalFiles):
             self._ahead = WriteAheadLog(self._files.directory / "wal")
@@ -183,8 +183,8 @@ class CommandLog:
     def resume(self, handle: Handle, position: int) -> Iterator[Call] | None:
         """Continue with tables that include a version and later calls; return the calls that they lack.
 
-        Return None if the tables must be restored instead, because the version is not the newest, or calls
-        that the tables lack are released.
+        Return None if the tables must be restored instead, because the version is not the newest, or the log
+        has released calls that the tables lack.
 
         Parameters
         ----------
@@ -202,7 +202,7 @@ class CommandLog:
 
     @property
     def end(self) -> int:
-        """The number of calls ever appended."""
+        """The number of calls that were ever appended to the log."""
         return self._end
 
     @property
@@ -276,9 +276,9 @@ class CommandLog:
                 self._writer.append(calls)
                 if self._ahead is None:
                     self._writer.flush()
-                self._settle(self._durable + len(rows), None)
+                self._notify(self._durable + len(rows), None)
         except BaseException as error:  # callers that wait for durable calls must get the error
-            self._settle(self._durable, error)
+            self._notify(self._durable, error)
 
     def _take(self) -> list[dict[str, Any]] | None:
         """Wait for calls, then for an interval; return them, or None after `close`."""
@@ -289,23 +289,23 @@ class CommandLog:
             rows, self._pending = self._pending, []
             return rows or None
 
-    def _settle(self, durable: int, error: BaseException | None) -> None:
-        """Notify waiting callers that calls are durable, or never will be."""
+    def _notify(self, durable: int, error: BaseException | None) -> None:
+        """Notify waiting callers that the first `durable` calls are durable, or of the error."""
         with self._changed:
             self._durable, self._error = durable, error
-            settled = [(end, done) for end, done in self._waiting if end <= durable or error is not None]
+            ready = [(end, done) for end, done in self._waiting if end <= durable or error is not None]
             self._waiting = [(end, done) for end, done in self._waiting if end > durable and error is None]
             self._changed.notify_all()
-        for end, done in settled:
+        for end, done in ready:
             done(None if end <= durable else error)
 
     @property
     def checkpoint_is_due(self) -> bool:
-        """Whether running the calls since the last checkpoint again would take long."""
+        """Whether a recovery would take long, because many calls follow the last checkpoint."""
         return self._bytes > self.bytes_for_checkpoint or self._calls > self.calls_for_checkpoint
 
     def checkpoint(self, state: State) -> None:
-        """Store a version of the tables, and release its calls. No call may be appended during this."""
+        """Store a version of the tables, and release its calls. No call may be appended meanwhile."""
         if not self._calls:
             return
         self.wait(self._end)
@@ -380,7 +380,7 @@ def newest_version(store: BucketStore) -> tuple[Pointer, int] | None:
     """
     survey = survey_bucket(store.files)
     for damage in survey.damage:
-        # The survey keeps only the error's fact; decoding raises the full error.
+        # The survey has only the text of the error. Decoding the file again raises the full error.
         decode(store.files.read(PurePosixPath(damage.file).name), damage.file)
         raise CorruptDataError(damage.fact, file=damage.file)
     versions = [(pointer, look_at(store, pointer)[1]) for pointer in survey.newest]

@@ -68,7 +68,7 @@ class OpenDatabase:
     Attributes
     ----------
     evaluation : Evaluation
-        The evaluation of batches, with its metrics.
+        Evaluates batches of events on several threads, and counts what they did.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class OpenDatabase:
             yield
         except harmless:
             raise
-        except BaseException:  # an interrupt, too, leaves the tables ahead; raised again
+        except BaseException:  # even after Ctrl-C the tables may be ahead; raise it again
             self._abandon()
             raise
 
@@ -299,7 +299,7 @@ class OpenDatabase:
             return self._run(procedure, as_arrow(events, owner=procedure), batch)
 
     def _run(self, procedure: str, events: pa.Table | pa.RecordBatch, batch: str | None = None) -> pa.Table:
-        """Run transactions, whose results are not durable yet."""
+        """Run transactions, and return their results, which are not durable yet."""
         program = self._programs.find(procedure, events.schema)
         results = []
         bounds = None if batch is None else bounds_of(program, events, batch)
@@ -333,14 +333,14 @@ class OpenDatabase:
         return queue.put(Request(procedure, attributes))
 
     def answer(self, requests: pa.Table) -> pa.Table:
-        """Run each request once, even if it is sent again; return an answer for each.
+        """Run each request once, even if it is sent again; return an answer for each request.
 
         The database remembers its last 131,072 requests with their answers.
 
         Parameters
         ----------
         requests : pyarrow.Table
-            Each has an id, the procedure, and the arguments as a JSON object; see
+            Each request has an id, the procedure, and the arguments as a JSON object; see
             `penstock.procedures.requests.messages.REQUESTS`.
 
         Raises
@@ -377,7 +377,7 @@ class OpenDatabase:
         except BaseException as error:  # callers that wait for the results must get the error
             if len(group) == 1 or not isinstance(error, InvalidUsageError):
                 return answer(group, error)
-            for request in group:  # a request does not fit
+            for request in group:  # one request is wrong: run each request alone
                 self._run_group([request], contextlib.nullcontext())
             return None
         return self._answer_when_durable(group, results)

@@ -45,7 +45,7 @@ class OpenPrograms:
         InvalidUsageError
             If there is no such procedure, or it does not compile for these columns.
         """
-        # Finding the program anew takes longer than running a transaction.
+        # Keep the program: finding it takes longer than running a transaction.
         check_text(procedure, kind="procedure")
         program = self._programs.get((procedure, events))
         if program is None:
@@ -107,7 +107,7 @@ class OpenPrograms:
         return self._database.tables[name]
 
     def _check_opened(self, *tables: str) -> None:
-        """Refuse tables, including those of windows, that were declared after the database was opened."""
+        """Refuse tables, including tables of windows, that were declared after the database was opened."""
         if missing := [name for name in tables if name not in self._opened]:
             raise InvalidUsageError(
                 "the database was opened before these tables were declared",

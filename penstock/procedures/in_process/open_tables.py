@@ -1,4 +1,4 @@
-"""The empty tables of a database that is being opened."""
+"""Make the empty tables of a database that is being opened."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["GROUPED_TYPES", "Request", "RequestQueue", "answer", "group_requests
 MOST_WAITING = 1 << 16
 _LARGEST_GROUP = 1 << 14
 GROUPED_TYPES = frozenset({bool, int, float, str, bytes, date, type(None)})
-"""Types of which Arrow infers the same column type from one value as from many."""
+"""Types for which Arrow infers the same column type from one value as from several values."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class RequestQueue:
         Runs groups of requests in order, and completes their futures now or later. All requests of a group
         have the same signature. It must not raise errors.
     most_waiting : int
-        The number of requests that may wait.
+        The maximum number of waiting requests.
     """
 
     def __init__(

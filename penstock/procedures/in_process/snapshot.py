@@ -14,7 +14,7 @@ __all__ = ["Snapshot"]
 
 
 class Snapshot:
-    """Tables of a database as of one moment; later calls do not change them.
+    """A copy of tables of a database as of one moment; later calls do not change the copy.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ Streams = Mapping[str, pa.RecordBatch]
 
 @dataclass
 class _Round:
-    """A round whose first transactions have run, with the rows that they emitted."""
+    """A round whose first `next` transactions have run, and the rows that they emitted into `streams`."""
 
     run: Run
     at: int
@@ -38,7 +38,7 @@ class _Round:
     streams: Streams = field(default_factory=dict)
 
     def advance(self, transaction: int, streams: Streams) -> None:
-        """Run a transaction with the rows of its streams."""
+        """Run a transaction over the rows in `streams`."""
         self.streams = self.run.advance_transaction(self.at, transaction, streams)
         self.next = transaction + 1
 
@@ -51,7 +51,7 @@ class StrongRecovery:
     state : TableSet
         The tables.
     log : CommandLog, optional
-        Makes transactions durable; a replica has none until it takes over.
+        Makes transactions durable. A replica has no log until it takes over.
     """
 
     def __init__(self, state: State, log: CommandLog | None = None) -> None:
@@ -74,7 +74,7 @@ class StrongRecovery:
         return run.results()
 
     def _finish(self, open_round: _Round) -> None:
-        """Run the rest of a round."""
+        """Run and log the remaining transactions of a round."""
         program, log = open_round.program, self.log
         if log is None:
             raise InternalError("a replica runs a transaction that its log lacks", called=program.name)
@@ -89,7 +89,7 @@ class StrongRecovery:
             log.wait(log.end)
 
     def begin(self, program: Program, events: pa.RecordBatch) -> None:
-        """Begin a round of the log; calls of `repeat` for its transactions follow."""
+        """Begin a round of the log. Then call `repeat` for each of its transactions."""
         bounds = np.array([0, events.num_rows])
         self._open = _Round(self._state.begin(program, events, bounds), 0, program, events)
 
@@ -100,7 +100,7 @@ class StrongRecovery:
         self._open.advance(call.transaction, {**self._open.streams, **call.streams})
 
     def end(self) -> None:
-        """If the log has only the first transactions of a round, run the rest of the round."""
+        """If the log has only the first transactions of a round, run the remaining transactions."""
         open_round, self._open = self._open, None
         if open_round is not None:
             self._finish(open_round)

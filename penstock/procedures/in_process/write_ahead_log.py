@@ -1,7 +1,8 @@
 """The write-ahead log of a database in one process: calls that are durable, but not yet in its p-stream.
 
 To sync one appended file takes a fraction of the time of a p-stream's commit, which publishes two files. So
-calls are appended to this log first, and reach the p-stream within a second. Files and bytes::
+calls are appended to this log first, and reach the p-stream within a second. A process that opens the log
+begins a session, and writes a sequence of files, the parts of the session. Files and bytes::
 
     00000000000000000007-00000002.wal     part 2 of session 7
 
@@ -143,7 +144,7 @@ class WriteAheadLog:
             raise FencedError("another process has opened this database", location=self._directory.parent)
 
     def _go_on(self, size_bytes: int) -> None:
-        """If this part has no room for a record and the next part is ready, continue with the next part."""
+        """Continue with the next part if this part has no room for a record and the next part is ready."""
         used = self._file.size_bytes
         if self._next is None:
             if used < self._refused_at + (self._room_bytes // 2 or self.bytes_before_room):
@@ -159,19 +160,19 @@ class WriteAheadLog:
             self._use(*made)
 
     def _take_next(self) -> tuple[AppendedFile, int] | None:
-        """Return the next part and its size; None if it was not begun, or if the file system refused it."""
+        """Return the file of the next part and its size; None if the file could not be created."""
         made, self._next = self._next, None
         try:
             return None if made is None else (made.result(), self.part_bytes)
         except UnavailableError:
-            return None  # this part can grow
+            return None  # this part can grow instead
 
     def _use(self, file: AppendedFile, room_bytes: int) -> None:
         self._file, self._part, self._room_bytes = file, self._part.following, room_bytes
         self._refused_at = 0
 
     def read_earlier(self) -> Iterator[tuple[int, pa.Table]]:
-        """Read the records of earlier parts: the number of calls before each, and its calls.
+        """Read the records of earlier parts; yield the offset and the calls of each record.
 
         Raises
         ------
@@ -247,7 +248,7 @@ def _records(content: bytes, path: Path) -> Iterator[tuple[int, pa.Table]]:
 
 
 def _is_incomplete(content: bytes, place: int) -> bool:
-    """Return whether an invalid record may be the result of an append that did not end."""
+    """Return whether an invalid record may be the result of an interrupted append."""
     header = _header_at(content, place)
     written = len(content.rstrip(b"\0"))
     end = written if header is None else place + _RECORD_HEADER_BYTES + header[0]
@@ -262,7 +263,7 @@ def _is_incomplete(content: bytes, place: int) -> bool:
 
 
 def _header_at(content: bytes, place: int) -> tuple[int, int, int] | None:
-    """Return the size, offset and checksum of a record, if there is an intact header."""
+    """Return the size, offset and checksum of a record; None if its header is not intact."""
     header = content[place : place + _RECORD.size]
     checksum = content[place + _RECORD.size : place + _RECORD_HEADER_BYTES]
     if len(checksum) < _CHECKSUM.size or _CHECKSUM.unpack(checksum)[0] != zlib.crc32(header):
@@ -272,7 +273,7 @@ def _header_at(content: bytes, place: int) -> tuple[int, int, int] | None:
 
 
 def _record_at(content: bytes, place: int) -> tuple[int, int, int] | None:
-    """Return the offset of an intact record, and where its calls begin and end."""
+    """Return the offset of a record, and where its calls begin and end; None if it is not intact."""
     header = _header_at(content, place)
     if header is None:
         return None

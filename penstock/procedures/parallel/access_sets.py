@@ -1,8 +1,9 @@
-"""The access sets of transactions, as far as their events determine them (TStream §II-B, F2).
+"""Find the access sets of transactions from their events (TStream §II-B, F2).
 
-The conditions of an access are the branches around it. If a condition depends only on the event, it is
-evaluated before the run, to see whether the event makes the access. Any other condition is assumed to be
-true, so that access sets are never too small.
+The access set of a transaction has the rows that it may read or write. The conditions of an access are the
+tests of the branches around it. If a condition depends only on the event, it is evaluated before the run, to
+see whether the event makes the access. Any other condition is assumed to be true, so that access sets are
+never too small.
 
 An event is exclusive if it may insert or delete a row, or access a row whose key the event does not
 determine. An exclusive event runs alone, between the other events.
@@ -30,7 +31,7 @@ __all__ = ["AccessSets", "KeyAccess", "find_access_sets"]
 
 _MOST_BITS = 60
 _SAFE = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.And, ast.Or, ast.Not, ast.USub, ast.Constant, ast.Load)
-"""The parts of a condition that cannot fail, besides names of constants and attributes of the event."""
+"""Nodes that cannot fail in a condition; nor can names of constants and attributes of the event."""
 _FACTS = "access_sets"
 _BITS = (Column("bits", pa.int64(), Kind.INTEGER, nullable=False),)
 
@@ -44,7 +45,7 @@ class KeyAccess:
     table : int
         The position of the table in the program.
     key : tuple of int
-        The position of the event's attribute for each column of the key.
+        For each column of the key, the position of the attribute of the event that supplies its value.
     bits, write_bits : int
         If an event has any of `bits`, it accesses the row; if it has any of `write_bits`, it writes the row.
     """
@@ -58,6 +59,8 @@ class KeyAccess:
 @dataclass(frozen=True, slots=True)
 class AccessSets:
     """The access sets of a program's transactions.
+
+    Each access in the text of the program has a bit. The bits of an event are the accesses that it may make.
 
     Attributes
     ----------
@@ -159,15 +162,15 @@ class _Walk:
     text : ProcedureText
         The procedure.
     sources : mapping
-        For each attribute of its event, the attribute of the program's event that supplies the value.
+        For each attribute of the procedure's event, the attribute of the program's event that supplies it.
     tables : mapping
         The tables by name.
     event : tuple of Column
         The attributes of the program's event.
     conditions : list
-        The conditions at this place.
+        The conditions of the current statement.
     found : list
-        The accesses so far.
+        The accesses that were found so far.
     is_callee : bool
         Whether another procedure calls this procedure. If so, its conditions are about another event.
     """
@@ -220,7 +223,7 @@ class _Walk:
             if known:
                 self.conditions.pop()
         if known and branches[0] != branches[1]:
-            # What follows runs only after the branch that reaches the end.
+            # The statements that follow run only after the branch that reaches its end.
             self.conditions.append(_Condition(node.test, branches[0]))
         return any(branches)
 

@@ -1,4 +1,4 @@
-"""Atomic operations on the elements of arrays of int64, all sequentially consistent, and waiting.
+"""Sequentially consistent atomic operations on the elements of int64 arrays, and a function to wait.
 
 Each function has a plain Python body under a lock, which defines its meaning and runs if Numba is off.
 """
@@ -44,7 +44,7 @@ def store(values: Any, at: int, number: int) -> None:
 
 
 def swap_if(values: Any, at: int, expected: int, number: int) -> bool:
-    """Set an element if it has the expected value; return whether it had."""
+    """Set an element if it has the expected value; return whether it was set."""
     with _lock:
         if values[at] != expected:
             return False
@@ -53,13 +53,13 @@ def swap_if(values: Any, at: int, expected: int, number: int) -> bool:
 
 
 def wait_a_little(turn: int) -> None:
-    """Let other threads run, but only at every `_SPINS`-th turn."""
+    """Let other threads run at every `_SPINS`-th call; `turn` counts the calls."""
 
 
 @intrinsic
 def _yield_core(typing: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # Windows has no such function; a waiting thread spins there.
+        # Windows has no such function, so a waiting thread spins there.
         if sys.platform != "win32":
             kind = ir.FunctionType(ir.IntType(32), [])
             builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])

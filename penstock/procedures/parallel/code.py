@@ -1,6 +1,6 @@
-"""The kernel that runs transactions on several threads, in another order than that of their events.
+"""The kernel that runs transactions on several threads, not in the order of their events.
 
-The parallel code is the serial kernel with three changes. A schedule determines which transaction comes next.
+The parallel code is the serial kernel with three changes. A schedule determines which transaction runs next.
 If a row has changed in the meantime, a look-up returns the version of the row that the transaction must read.
 An insert or delete ends the run; it cannot happen, because events that may insert or delete run alone.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["FULL", "STRAY", "load_parallel", "parallel_source"]
 
 FULL, STRAY = -3, -4
-"""Codes: the undo log is full; a transaction made an access that is not in its access set."""
+"""Results of the kernel: the undo log is full; a transaction made an access outside of its access set."""
 
 _INLINED = ("atomics.py", "schedule.py", "versions.py")
 _STRAY_CODE = 1 << 40
@@ -44,7 +44,7 @@ def load_parallel(program: Program, inlined: bytes) -> Callable[..., int]:
 
 
 def parallel_source(program: Program) -> str:
-    """Return the module of a program's parallel kernel."""
+    """Return the source of the module with a program's parallel kernel."""
     head, body = program.source.split("@kernel\n", 1)
     function = cast(ast.FunctionDef, ast.parse(body).body[0])
     loop = next(node for node in function.body if isinstance(node, ast.For))
@@ -89,7 +89,7 @@ def parallel_source(program: Program) -> str:
 
 
 def _advance_lines(program: Program, columns: Sequence[str]) -> list[str]:
-    """Return the function that advances a chain: it moves operations to the head, up to the first write."""
+    """Return the source of ``advance``, which lets the operations of a chain run, up to the next write."""
     lines = [
         "@kernel",
         f"def advance(x, {', '.join([_CHAINS, *columns])}):",
@@ -115,7 +115,7 @@ def _advance_lines(program: Program, columns: Sequence[str]) -> list[str]:
 
 
 class _Planned(ast.NodeTransformer):
-    """Rewrites the body of a transaction."""
+    """Rewrites the body of a transaction for the parallel kernel."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """Let a look-up return the version that the transaction reads."""

@@ -1,8 +1,9 @@
-"""The evaluation of batches on several threads: its modes, and the choice between them by measured cost.
+"""Evaluate batches of events on several threads, in a mode that is given or chosen by its measured cost.
 
-A punctuation ends each batch of at most `Evaluation.punctuation` transactions (TStream §IV-B). Before it,
-threads find the rows that the transactions access (the compute mode); after it, they run the transactions
-(the state access mode). No thread starts a mode until all threads have ended the previous mode.
+A punctuation ends each batch of at most `Evaluation.punctuation` transactions (TStream §IV-B). Before the
+punctuation, threads find the rows that the transactions access (the compute mode). After the punctuation,
+they run the transactions (the state access mode). No thread starts to run transactions until all threads have
+found their rows.
 
 =========  ==================================================================================
 serial     the kernel of `TableSet.run`, on the calling thread
@@ -42,8 +43,8 @@ EVALUATIONS = ("serial", "chains", "levels", "split", "adaptive")
 
 _MOST_THREADS = 60
 _LONGEST_BATCH = 1 << 24
-_LEAST_BATCH = 256
-"""Adaptive evaluation runs fewer than this many transactions between exclusive events serially."""
+_MIN_BATCH_FOR_THREADS = 256
+"""Adaptive evaluation runs a batch serially if it has fewer transactions than this."""
 
 
 @dataclass
@@ -53,17 +54,17 @@ class EvaluationMetrics:
     Attributes
     ----------
     transactions, seconds : dict
-        The number of transactions and the seconds, by mode. The seconds include planning.
+        For each mode, the number of transactions, and the seconds that they took, including planning.
     batches : int
-        The punctuations.
+        The number of batches that ran on several threads.
     exclusive : int
-        The transactions that ran alone because their events do not determine their access sets.
+        The number of exclusive transactions, which ran alone; see `access_sets`.
     stolen : int
-        The transactions that a thread took from another thread's queue.
+        The number of transactions that a thread took from another thread's queue.
     versions : int
-        The versions of rows.
+        The number of versions of rows that transactions read.
     levels : int
-        The rounds of all batches in the mode ``levels``.
+        The number of rounds in the mode ``levels``, summed over all batches.
     """
 
     transactions: dict[str, int] = field(default_factory=dict)
@@ -158,7 +159,7 @@ class Evaluation:
             for cut in range(begin, end, self.punctuation):
                 self._batch(state, run, planner, bits, cut, min(cut + self.punctuation, end), metrics, costs)
             if end < run.rounds:
-                # Each exclusive event is a separate call; exclusive events are rare, unless all events are
+                # Call the kernel for each exclusive event. Exclusive events are rare, unless all events are
                 # exclusive.
                 run.advance(end, end + 1)
             begin = end + 1
@@ -177,7 +178,7 @@ class Evaluation:
         from penstock.procedures.parallel.planning import MODES
 
         mode = self.mode if costs is None else costs.choose()
-        if costs is not None and end - begin < _LEAST_BATCH:
+        if costs is not None and end - begin < _MIN_BATCH_FOR_THREADS:
             run.advance(begin, end)
             metrics.add("serial", end - begin, 0.0)
             return
@@ -221,7 +222,7 @@ class Evaluation:
                         room = run.own_room(2 * len(room[1][0]))
                     else:
                         pause(0)  # lets a thread without a core run
-            except BaseException:  # the other threads must end on any error; raised again
+            except BaseException:  # on any error the other threads must end; raise it again
                 failed.append(thread)
                 raise
 

@@ -1,4 +1,4 @@
-"""The choice between modes of evaluation by their measured costs."""
+"""Choose between modes of evaluation by their measured costs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 __all__ = ["MeasuredCosts"]
 
 _MIN_SERIAL_S = 0.25
-"""The time that a program has to take serially before other modes are compiled and tried."""
+"""Once a program has run serially for this long, other modes are compiled and tried."""
 _FIRST_RETRIAL = 16
 _LAST_RETRIAL = 1024
-"""The number of batches after which slower modes are tried again; it doubles each time that they lose."""
+"""Slower modes are tried again after this many batches; the number doubles each time that they lose."""
 _WEIGHT = 0.3
 """The weight of the last batch in a mode's cost."""
 
@@ -26,7 +26,7 @@ class MeasuredCosts:
     Parameters
     ----------
     modes : tuple of str
-        The modes to choose from, ``serial`` among them.
+        The modes to choose from, including ``serial``.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class MeasuredCosts:
             return "serial"
         if not self._untried and self._until_retrial <= 0:
             self._incumbent = self.best
-            # Each mode twice: the first batch of a mode may compile its kernel.
+            # Try each mode twice, because its first batch may compile the kernel.
             self._untried = [mode for mode in self.modes if mode != self._incumbent for _ in range(2)]
             self._until_retrial = self._retrial
         if self._untried:

@@ -1,4 +1,4 @@
-"""Plans of batches: the rows that each transaction accesses, and the order that follows from them."""
+"""Plan batches: find the rows that each transaction accesses, and an order in which transactions may run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["MODES", "Plan", "Planner"]
 
 Numbers = npt.NDArray[np.int64]
 Mapped = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
-"""Applies a function to the number of each thread, on that thread."""
+"""Calls a function on each thread, with the number of the thread, and returns the results."""
 
 MODES: Mapping[str, int] = {"chains": CHAINS, "levels": LEVELS, "split": SPLIT}
 """The modes besides ``serial``, and their numbers in kernels."""
@@ -37,7 +37,7 @@ class Plan:
     Attributes
     ----------
     versions_of : ndarray
-        The number of versions in each table.
+        For each table, the number of versions of rows that the batch makes.
     depth : int
         The number of levels; 0 in other modes.
     """
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def stolen(self) -> int:
-        """The transactions that threads took from each other, once all have run."""
+        """The number of transactions that threads took from each other, once all transactions have run."""
         return int(self.state[FIRST_LINE + STOLEN :: LINES].sum())
 
     def arguments(self, thread: int) -> tuple[Any, ...]:
@@ -133,7 +133,7 @@ class Planner:
         threads: int,
         apply: Mapped,
     ) -> Plan:
-        """Plan the events from `begin` to `end`, none of which is exclusive."""
+        """Plan the events from `begin` to before `end`; no event is exclusive."""
         own_bits = bits[begin:end]
         sizes = [len(self._state[spec.name].live) for spec in self._program.tables]
         bases = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -209,7 +209,7 @@ class Planner:
         return self._state[self._program.tables[access.table].name].find(key)
 
     def _starts(self, sizes: list[int], events: list[npt.NDArray[Any]], begin: int, end: int) -> Numbers:
-        """Return, for each access and event, the position of its first slot among all slots."""
+        """Return, for each access and event, where its slots begin among the slots of all accesses."""
         starts = np.empty((len(sizes), end - begin + 1), np.int64)
         base = 0
         for row, access, size in zip(starts, self._sets.accesses, sizes, strict=True):

@@ -1,16 +1,17 @@
-"""The choice of the next transaction on each thread.
+"""Choose the next transaction of each thread.
 
-All numbers are in one array; the numbers of different threads are in different cache lines::
+The array `state` holds all numbers; the numbers of different threads are in different cache lines::
 
     0   the next head of a chain, or the next place of the order, that a thread takes
     16  `LINES` numbers of thread 0, then those of thread 1, and so on
 
 ``levels`` takes transactions in the order of their levels, once all transactions of lower levels are done. In
-``split``, rows belong to threads. A thread goes through the transactions in order, and runs each transaction
-whose first row belongs to it. Before that, it waits until the threads of the transaction's other rows have
-arrived at the transaction; these threads then wait. ``chains`` runs a transaction that is at the head of all
-of its operation chains. Such a transaction is in the queue of the thread that found it; a thread whose queue
-is empty steals from the queues of other threads (TStream §IV-C, §IV-E).
+``split``, each row belongs to a thread. Each thread goes through the transactions in order. If rows of a
+transaction belong to several threads, the thread with the lowest number runs the transaction. Before that, it
+waits until the other threads have arrived at the transaction; these threads then wait. ``chains`` runs a
+transaction that is at the head of all of its operation chains. Such a transaction is in the queue of the
+thread that found it; a thread whose queue is empty steals from the queues of other threads (TStream §IV-C,
+§IV-E).
 
 A place in a queue is never reused within a run, because each transaction enters only one queue, once. So if a
 thread reads a place and then swaps the queue's head successfully, the place still holds the same transaction.
@@ -34,13 +35,17 @@ ENDED, IDLE = -1, -2
 """`ENDED`: no transaction is left for this thread. `IDLE`: no transaction is ready now."""
 
 TAKEN = 0
-"""The place of the number that all threads share."""
+"""The position in `state` of the number that all threads change."""
 FIRST_LINE = 16
 LINES = 32
 HEAD, TAIL, DONE, HELD, AGAIN, STOLEN, ARRIVED, RELEASED = 0, 8, 16, 17, 18, 19, 24, 25
-"""Per thread: the ends of its queue; the number of its finished transactions; one more than the place in the
-order that it has taken; the transaction to run again plus one; the number of stolen transactions; the
-transactions before which it waits for other threads, and the transactions that it ran for other threads."""
+"""The positions of a thread's numbers, from its first line on.
+
+`HEAD` and `TAIL` are the ends of its queue. `DONE` and `STOLEN` count its finished and its stolen
+transactions. `HELD` is the place in the order that it works on; in ``levels``, plus one. `AGAIN` is the
+transaction that it must run again, plus one. `ARRIVED` is the transaction at which it last waited for another
+thread, plus one. `RELEASED` is the last transaction that it ran for several threads, plus one.
+"""
 
 _MOST_SPINS = 1 << 18
 
@@ -156,7 +161,7 @@ def next_transaction(
 
 @kernel
 def run_again(state: Any, thread: int, transaction: int) -> None:
-    """Let this thread run a transaction again, which was undone because the undo log was full."""
+    """Let this thread run a transaction again that was undone because the undo log was full."""
     state[FIRST_LINE + thread * LINES + AGAIN] = transaction + 1
 
 

@@ -5,8 +5,8 @@ are ``offsets[t]`` to ``offsets[t + 1]``. The chain of a row links its operation
 transactions (TStream §IV-C1).
 
 If a later transaction writes a row that an earlier transaction reads, the reader gets a version, so that the
-writer need not wait for the reader. A version is a copy of the row, in a slot after the slots in use. When
-the batch has ended, versions are garbage (TStream §IV-C2).
+writer need not wait for the reader. A version is a copy of the row in a slot after the used slots. When the
+batch has ended, versions are garbage (TStream §IV-C2).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def version_of(
     versioned: Any,
     bases: Any,
 ) -> int:
-    """Return the slot in which transaction `t` finds a row: the slot of its version, if it has one."""
+    """Return the slot that transaction `t` reads for a row: its version of the row, if there is one."""
     if slot < 0 or versioned.shape[0] == 0 or not versioned[t]:
         return slot
     row = bases[table] + slot
@@ -60,7 +60,7 @@ def list_operations(
 ) -> int:
     """List the operations of each transaction, one for each row; return their number.
 
-    `stamps[row]` is the last batch that accessed a row, `last[row]` the row's last operation in that batch.
+    `stamps[row]` is the last batch that accessed a row, and `last[row]` its last operation in this batch.
     """
     x = 0
     for t in range(facts.shape[0]):
@@ -169,7 +169,8 @@ def find_levels(
                 writers[rows[x]] = level + 1
             else:
                 readers[rows[x]] = max(readers[rows[x]], level + 1)
-    # A counting sort. `begins` counts first; there are at most as many levels as transactions.
+    # Sort by counting. At first `begins` has the number of transactions of each level; there are at most as
+    # many levels as transactions.
     begins[:] = 0
     for t in range(n):
         begins[levels[t]] += 1
@@ -194,7 +195,7 @@ def find_levels(
 def find_owners(
     facts: Any, slots: Any, starts: Any, access_tables: Any, bits: Any, bases: Any, threads: int, owners: Any
 ) -> None:
-    """For each transaction, set the bits of the threads that own its rows; of thread 0 if it has no rows."""
+    """Set, for each transaction, the bits of the threads that own its rows; without rows, of thread 0."""
     for t in range(facts.shape[0]):
         own = 0
         for access in range(bits.shape[0]):

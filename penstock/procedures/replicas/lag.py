@@ -1,4 +1,4 @@
-"""How far a replica is behind the log of its database."""
+"""The lag of a replica behind the log of its database."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["Lag"]
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a replica is behind the log.
+    """The lag of a replica behind the log.
 
     Attributes
     ----------
     calls : int
-        The calls that are in the log and have not run in the replica.
+        The number of calls in the log that have not run in the replica.
     seconds : float
-        The age of the oldest of these calls; 0.0 if there are none.
+        The age of the oldest of these calls in seconds; 0.0 if there are no such calls.
     """
 
     calls: int

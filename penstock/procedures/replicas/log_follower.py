@@ -60,7 +60,7 @@ class Copy:
     Attributes
     ----------
     handle : Handle
-        The version since which the tables record their changes.
+        A version of the tables; the tables record their changes since this version.
     position : int
         The number of calls that the tables include.
     """
@@ -157,7 +157,7 @@ class LogFollower:
     def hand_over(self, log: CommandLog) -> Iterator[Call] | None:
         """Run all calls of a log that this process has opened; from now on, the copy appends to this log.
 
-        Return the calls that the copy still lacks; None if the log must restore the tables instead.
+        Return the calls that the copy still lacks, or None if the log must restore the tables instead.
         """
         failpoint("takeover.after_fence")
         self._stream.refresh()
@@ -170,7 +170,7 @@ class LogFollower:
         return calls
 
     def _run(self) -> None:
-        """Run the calls up to the end of the log at the last read."""
+        """Run the calls up to the end of the log as it was read last."""
         copy, end = self.copy, self._stream.end
         self._adopt_newest(end)
         for call in read_calls(self._stream, copy.position, end):
@@ -179,13 +179,13 @@ class LogFollower:
 
     @property
     def lag(self) -> Lag:
-        """How far the copy is behind the log, as of the last `advance`."""
+        """The lag of the copy behind the log, as of the last `advance`."""
         late = [commit for commit in self._stream.log.commits if commit.end > self.copy.position]
         age_us = _clock.now_us() - late[0].time_us if late else 0
         return Lag(self._stream.end - self.copy.position, max(age_us, 0) / 1e6)
 
     def _adopt_newest(self, end: int) -> None:
-        """Forget the changes that the newest version includes."""
+        """Forget the changes that the newest version includes, and note this version."""
         names = self._names()
         if names == self._seen:
             return
@@ -194,7 +194,7 @@ class LogFollower:
             handle, offset = look_at(self._store, pointer)
             if offset > end:
                 return
-            # An older version was written by a process that was fenced while it wrote.
+            # Ignore an older version: the process that wrote it was fenced meanwhile.
             if offset >= self.copy.position:
                 self.copy.state.delta()
                 self.copy.handle = handle

@@ -114,7 +114,7 @@ class Replica:
 
     @property
     def lag(self) -> Lag:
-        """How far the replica is behind the log, which does not have the calls of the last second yet.
+        """The lag of the replica behind the log. The log lacks the calls of about the last second.
 
         Raises
         ------
