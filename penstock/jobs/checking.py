@@ -25,7 +25,7 @@ def check_with_options(
     Raises
     ------
     PipelineError
-        As for `check_pipeline`; the lines name the option instead of the field that it overrides.
+        As for `check_pipeline`, but a line names the option instead of the field that the option overrides.
     """
     from penstock.conf.document import PipelineError
 
@@ -49,7 +49,7 @@ def check_pipeline(
     settings: Mapping[str, str] | None = None,
     own_process: bool = False,
 ) -> tuple[Pipeline, Document]:
-    """Read a pipeline, and check its places, columns, expressions and checkpoint.
+    """Read a pipeline, and check its locations, columns, expressions and checkpoint.
 
     With `inputs`, also check that the files that the pipeline reads exist. The Spark settings in `settings`
     and in the pipeline determine how S3 is reached. Set `own_process` if this process only runs the pipeline.
@@ -173,7 +173,7 @@ def _check_buckets(pipeline: Pipeline, directory: GraphDirectory) -> None:
     state = open_files(pipeline.query.state_location or directory.place("state"))
     operators = () if query is None else state.child(query).list()
     for operator in (facts.name for facts in operators if facts.is_directory):
-        # Without a number in the section, the run chooses one that check cannot know.
+        # If the section has no number, the run chooses a number that this check cannot know.
         wanted = getattr(getattr(pipeline, operator, None), "buckets", None)
         known = read_description(state.child(str(query)).child(operator)) or {}
         if wanted is not None and wanted != known.get("buckets", wanted):

@@ -85,7 +85,7 @@ def class_archive(directory: Path | None = None) -> Path | None:
     spark = importlib.util.find_spec("pyspark")
     if directory is None or java is None or spark is None or spark.origin is None:
         return None
-    # The JVM checks its class path, which starts with the Spark home.
+    # The JVM accepts only an archive of its own class path, so each Spark home has its own archive.
     kind = "classes" if home_without_zip() is None else "linked-classes"
     return directory / f"{kind}-{file_facts(java, spark.origin)}.jsa"
 

@@ -43,7 +43,7 @@ __all__ = ["open_session", "session"]
 _T = TypeVar("_T")
 
 CLOSING_S: Final = 1.0
-"""The longest time from the first closed socket of a JVM that ends to the last."""
+"""The longest time that a JVM that ends takes to close all its sockets, after it has closed the first."""
 
 _DEFAULTS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
@@ -317,7 +317,7 @@ def _quiet_accumulators(context: SparkContext) -> None:
     """
     server: Any = getattr(context, "_accumulatorServer", None)
     if server is None:
-        return  # another PySpark
+        return  # another version of PySpark
     gateway: Any = context._gateway
     report = server.handle_error
 

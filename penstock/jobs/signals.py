@@ -54,7 +54,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         return self
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Return whether a log record reports more than that the signal interrupted or ended the JVM.
+        """Return whether a log record reports anything else than a JVM that the signal interrupted or ended.
 
         Graphs mark their records of a driver that has ended with the attribute ``driver_ended``.
         """

@@ -36,7 +36,7 @@ def spark_settings(
     master : str, optional
         The URL of a master, in the form that `spark-submit` takes.
     conf : sequence of str
-        ``name=value`` each.
+        Settings of Spark, each as ``name=value``.
     deploy_mode : str, optional
         Only ``client``: the driver is this process.
 

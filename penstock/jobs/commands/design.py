@@ -46,7 +46,7 @@ def design(
     partitions: Annotated[int, typer.Option(help="The number of partitions, 2 to 64.")] = 4,
     seconds: Annotated[float, typer.Option(help="The longest duration of the search.")] = 10.0,
     intervals: Annotated[
-        int, typer.Option(help="The number of parts of the trace; skew is measured in each.")
+        int, typer.Option(help="The number of parts of the trace; skew is measured in each part.")
     ] = 10,
     memory: Annotated[
         int | None,

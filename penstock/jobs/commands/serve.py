@@ -39,7 +39,8 @@ def serve(
         str | None, typer.Option(help="The database, if the file makes several.", show_default=False)
     ] = None,
     host: Annotated[
-        str, typer.Option(help="The address to listen at. Any but this machine's own needs a token.")
+        str,
+        typer.Option(help="The address to listen at. An address that other machines reach needs a token."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free port.")] = 8815,
     token_file: Annotated[
@@ -74,7 +75,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="TABLE=VALUE,...",
-            help="A table that is partitioned by ranges: the least value of each partition but the first. "
+            help="A table that is partitioned by ranges: the least value of each partition except the first. "
             "May be repeated.",
             show_default=False,
         ),

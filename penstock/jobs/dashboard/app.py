@@ -43,7 +43,10 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class _Token:
-    """Refuses requests without the token. The first request has it in its address, later ones in a cookie."""
+    """Refuses requests without the token.
+
+    The first request has the token in its address, and later requests have the token in a cookie.
+    """
 
     def __init__(self, app: Any, token: str) -> None:
         self._app = app

@@ -33,7 +33,8 @@ def dashboard(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="The address to listen at. Any but this machine's own needs a token.")
+        str,
+        typer.Option(help="The address to listen at. An address that other machines reach needs a token."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free port.")] = 8816,
     token_file: Annotated[

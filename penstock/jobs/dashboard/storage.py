@@ -132,7 +132,7 @@ class Refreshed:
         self._runs: threading.Thread | None = None
 
     def value(self, *, wait: bool = False) -> dict[str, Any]:
-        """Return the newest value, empty if there is none yet; with `wait`, an up-to-date value."""
+        """Return the newest value, which is empty at first; with `wait`, wait until it is up to date."""
         with self._lock:
             if monotonic_s() >= self._next_s and (self._runs is None or not self._runs.is_alive()):
                 self._runs = threading.Thread(target=self._refresh, name="penstock-facts", daemon=True)

@@ -8,7 +8,7 @@ __all__ = ["cast_column", "choose_type", "parse_type"]
 
 
 def parse_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type as which pyarrow should parse a column; for dates and times its parsers differ."""
+    """Return the type to parse with pyarrow: text for dates and times, for which its parsers differ."""
     return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_date32(kind) else kind
 
 
@@ -22,7 +22,7 @@ def cast_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     first = column.drop_null()[:1]
     zone = kind.tz or "UTC"
     kinds = [pa.timestamp(unit, tz) for unit in (kind.unit, "ns") for tz in (zone, None)]
-    # A failing cast is slow, so it is tried with one value first.
+    # A cast that fails is slow, so try each cast with one value first.
     fitting = [other for other in kinds if _can_cast(first, other)] or kinds[:1]
     for other in fitting[:-1]:
         try:

@@ -147,7 +147,7 @@ class MessageSource(Source):
     def _bad(self, message: int, why: str) -> BadRecord:
         again = "the broker will send it again, so " if self.acknowledges else ""
         return BadRecord(
-            self.name, self._count + message + 1, 0, why, f"{again}pass over such messages by --on-error skip"
+            self.name, self._count + message + 1, 0, why, f"{again}skip such messages with --on-error skip"
         )
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ __all__ = ["MqttMessages"]
 
 _PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 _MOST_UNACKNOWLEDGED: Final = 10_000
-"""The messages that a broker may send before the first of them is acknowledged."""
+"""The number of messages that a broker may send before the first of them is acknowledged."""
 _SESSION_S: Final = 86_400
 """The time for which the broker keeps messages for this client while the client is away."""
 _WAIT_S: Final = 0.1

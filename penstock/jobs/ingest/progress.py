@@ -28,7 +28,7 @@ class ProgressLine(Report):
     quiet : bool
         Whether to print nothing at all.
     live : bool
-        Whether a line may change.
+        Whether to update a line while rows are read; needs a terminal.
     """
 
     def __init__(self, *, quiet: bool, live: bool) -> None:

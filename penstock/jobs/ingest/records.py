@@ -345,9 +345,10 @@ class JsonRecords(Records):
             return _read_json(lines, schema, len(lines))
 
     def infer(self, content: bytes) -> pa.Schema:
-        """Infer the columns from objects; see `Records.infer`. A column with any zone has instants.
+        """Infer the columns from objects; see `Records.infer`.
 
-        pyarrow reads a time with a zone as a time in UTC, and forgets the zone.
+        If any time of a column has a zone, the column's times are in UTC. pyarrow reads a time with a zone as
+        a time in UTC, but infers a type without a zone.
         """
         schema = super().infer(content)
         times = pa.schema(
@@ -429,7 +430,7 @@ def _outside_text(
 def parse_records(
     records: Records, content: bytes, schema: pa.Schema, at: int = 0
 ) -> Iterator[tuple[int, pa.Table | Bad]]:
-    """Parse complete records; return parts in order, each rows or a bad record, with the part's end.
+    """Parse complete records; yield parts in order: the end of the part, and its rows or its bad record.
 
     A chunk that cannot be parsed is halved until the bad records are isolated.
     """

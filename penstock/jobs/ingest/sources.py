@@ -83,7 +83,7 @@ class BadRecord:
     offset: int
     why: str
     remedy: str = (
-        "correct it and run the same command again, pass over such records by --on-error skip, or make a new "
+        "correct it and run the same command again, skip such records with --on-error skip, or make a new "
         "p-stream whose types are given by --schema"
     )
 
@@ -286,7 +286,7 @@ class TextSource(Source):
             )
 
     def _checksum(self, size: int) -> int:
-        # 63 bits: a clock's values are signed.
+        # Keep 63 bits, because the values of a clock are signed 64-bit integers.
         return xxhash.xxh3_64_intdigest(self._content.read_at(0, size)[0]) >> 1
 
     def close(self) -> None:

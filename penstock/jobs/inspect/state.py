@@ -24,7 +24,7 @@ __all__ = ["describe_bucket", "show_buckets", "survey_buckets", "tell_findings",
 def survey_buckets(
     path: str, checkpoint: str | None, retain_versions: int
 ) -> Iterator[tuple[Operator, int, BucketSurvey]]:
-    """Survey all buckets at `path`, or those of a checkpoint's query; show a progress bar on a terminal."""
+    """Survey the buckets at `path`, or of a checkpoint's query there; show a progress bar on a terminal."""
     operators = find_operators(open_files(path))
     committed: dict[str, Pointer] = {}
     if checkpoint is not None:

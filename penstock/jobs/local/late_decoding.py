@@ -28,7 +28,7 @@ def encoded_schema(source: KafkaSource) -> pa.Schema:
     raw = schema_of(source.model_copy(update={"value_format": "raw"}))
     names = [*source.kafka_columns, "value"]
     encoded = pa.schema([raw.field(name).with_name(f"{_PREFIX}{name}") for name in names])
-    return stored_schema(spark_schema(encoded))  # as the columns of Spark's connector are stored
+    return stored_schema(spark_schema(encoded))  # the types as which columns of Spark are stored
 
 
 class EncodedRecords:

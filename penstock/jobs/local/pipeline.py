@@ -220,10 +220,10 @@ def _columns(places: Places, name: str, section: Source | TableSection) -> pa.Sc
 
 
 def _with_readable_sources(graph: Graph, pipeline: Pipeline, places: Places) -> Graph:
-    """Return the graph with sources of a kind for which the engine can make fragments of windows.
+    """Return the graph with the kinds of its sources changed to kinds whose readers can make fragments.
 
-    The planner lets only Penstock's own readers make fragments. In this engine, every source has such a
-    reader.
+    The planner lets only Penstock's own readers make fragments of windows. In this engine, every source has
+    such a reader.
     """
 
     def change(node: Node) -> Node:

@@ -77,9 +77,9 @@ class Totals:
     Attributes
     ----------
     batches, rows_in, emitted, conflated, late, dropped, bad_records : int
-        Sums over its batches.
+        The number of batches, and sums over all batches of the run.
     committed, rejected : int
-        Sums over its batches; both are 0 without transactions.
+        Sums over all batches; both are 0 without transactions.
     waiting_keys : int
         Keys that still wait; their tuples are in the state.
     signal : int or None

@@ -96,7 +96,7 @@ def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None
     reference : str
         The file, or the name of a packaged example.
     overrides : sequence of str
-        ``section.field=value`` each.
+        Fields to override, each as ``section.field=value``.
     sample : pathlib.Path, optional
         A file with tuples of the source; see `read_sample`.
 
@@ -184,7 +184,7 @@ class _Builder:
             flow = self._transactions(flow, pipeline.database)
         if pipeline.operator is not None:
             flow = self._operator(flow, pipeline.operator)
-        # A wrong queue lacks the columns that it would add for the results.
+        # If the queue is wrong, the columns that it adds are missing, so the results cannot be checked.
         if pipeline.results is not None and (pipeline.queue is None or flow is not before):
             if pipeline.results.filter is not None:
                 with self._field("results", "filter", goes_on=True):

@@ -98,7 +98,7 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
 
 
 def _columns(given: DataFrame | str, source: Source | TableSection) -> pa.Schema:
-    """Return the columns of a source or table as planned without Spark, unless Spark finds others.
+    """Return the planned columns of a source or table; if Spark finds other columns, Spark's columns.
 
     The graph refuses a Spark source whose columns differ from the declared columns.
     """

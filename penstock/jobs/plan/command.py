@@ -36,9 +36,9 @@ def plan(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Rows, or a time such as 800ms, of a micro-batch.", show_default=False),
+        typer.Option(help="The budget of a micro-batch: rows, or a time such as 800ms.", show_default=False),
     ] = None,
-    load: Annotated[str, typer.Option(help="Times the load of the sample, with commas.")] = "1,3,10",
+    load: Annotated[str, typer.Option(help="Multiples of the sample's load, with commas.")] = "1,3,10",
     cores: Annotated[str, typer.Option(help="Numbers of cores, with commas.")] = "1,2,4",
     policy: Annotated[
         str | None, typer.Option(help="Policies, with commas; by default all.", show_default=False)

@@ -147,7 +147,7 @@ def measured_engine(path: Path, sink_us: float = 0.0) -> Engine:
 
 
 def _select_query(entries: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """Return only the entries of the results query, not those of other queries of the graph.
+    """Return the entries of the results query, without the entries of other queries of the graph.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def _select_query(entries: list[dict[str, Any]], path: Path) -> list[dict[str, A
 
 
 def _drop_first_of_each_start(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the micro-batches that served tuples, without the first after each start."""
+    """Return the micro-batches that served tuples, without the first micro-batch after each start."""
     kept: list[dict[str, Any]] = []
     last: tuple[object, int] | None = None
     is_first = True

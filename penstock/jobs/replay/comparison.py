@@ -90,7 +90,7 @@ class Comparison:
         self._metrics.update(recorded_metrics(self.pipeline, self.replay.recorded.recording.checkpoint.query))
 
     def compared(self, batch: ReplayedBatch) -> list[str]:
-        """Return which records exist to compare a micro-batch with."""
+        """Return the names of the records with which a micro-batch can be compared."""
         number = batch.recorded.number
         results = recorded_results(
             self.pipeline, self.replay.recorded.recording.checkpoint.query, number, batch.results.schema
@@ -105,7 +105,7 @@ class Comparison:
         return found
 
     def differences(self, batch: ReplayedBatch) -> list[Difference]:
-        """Return how a micro-batch differs from the recorded micro-batch."""
+        """Return the differences between a micro-batch and the recorded micro-batch."""
         return [
             *self._differ_in_rows(batch),
             *self._differ_in_answers(batch),

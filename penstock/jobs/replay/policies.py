@@ -120,7 +120,7 @@ def _change_queue(queue: UpdateQueue, policy: Policy, target: UpdateQueue) -> PU
 def _fill(
     table: pa.Table, schema: pa.Schema, unknown: dict[str, Any], given: dict[str, Any] | None = None
 ) -> pa.RecordBatch:
-    """Return a table's rows in another schema. Columns come from `given`, from the table, or are unknown."""
+    """Return a table's rows in another schema. Columns come from `given`, the table, or else `unknown`."""
     given = given or {}
     columns = []
     for field in schema:

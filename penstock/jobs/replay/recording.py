@@ -115,7 +115,7 @@ class RecordedBatch:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The recorded micro-batches of a query. Knows whether everything that they need still exists.
+    """The recorded micro-batches of a query. It shows whether everything that they need still exists.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ class Recording:
                 "the pointers of a micro-batch cannot be read",
                 file=files.location,
                 batch=batch,
-                hint="Spark deletes old ones; those of its RocksDB state store only Spark can read",
+                hint="Spark deletes old pointers, and only Spark reads pointers in its RocksDB state store",
             )
         return held.get(0, {})
 
@@ -284,7 +284,7 @@ class Recording:
         if first is None:
             ranges = [one for one in self.ranges() if last is None or one[0] <= last <= one[1]]
             if not ranges:
-                raise self._error(newest if last is None else last, "what it needs is collected")
+                raise self._error(newest if last is None else last, "files that it needs are deleted")
             first = ranges[-1][0]
         last = newest if last is None else last
         if first > last:

@@ -105,7 +105,8 @@ class Replay:
         """Put the state before a micro-batch into the scratch location."""
         recording = self.recorded.recording
         place = open_files(self.scratch).child(recording.checkpoint.query).child(operator.name)
-        # The first start's facts, such as whether a database had first rows, with the settings of this query.
+        # Keep the facts of the first start, such as whether a database had first rows, but use this query's
+        # settings.
         described = {**recording.description(), **operator.task.specification()}
         place.publish(SPECIFICATION_FILE, encode(PUnit("operator", described)))
         for label, pointer in first.before.items():

@@ -240,7 +240,7 @@ def test_columns_are_found_though_a_record_is_bad_and_what_is_before_it_is_commi
     absolute = Path("a.csv").absolute()
     assert result.stderr.splitlines()[-1] == (
         f"a record cannot be read: it has 1 fields, not 2: file={absolute} line=4 offset=14. Hint: correct "
-        "it and run the same command again, pass over such records by --on-error skip, or make a new "
+        "it and run the same command again, skip such records with --on-error skip, or make a new "
         "p-stream whose types are given by --schema."
     )
     assert [row["n"] for row in rows_of(place)] == [1, 2]

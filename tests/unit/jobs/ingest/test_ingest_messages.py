@@ -116,7 +116,7 @@ def test_an_unreadable_message_ends_the_command_with_code_1_and_can_be_passed_ov
     failed = CliRunner().invoke(app, command)
     assert failed.exit_code == 1, failed.output
     assert "a record cannot be read" in failed.output
-    assert "send it again, so pass over such messages by --on-error skip" in failed.output
+    assert "send it again, so skip such messages with --on-error skip" in failed.output
     skipped = CliRunner().invoke(app, [*command, "--on-error", "skip"])
     assert skipped.exit_code == 0, skipped.output
     # The broker sends all messages again.
