@@ -29,7 +29,7 @@ class Choice:
     Attributes
     ----------
     tables : ndarray of int64
-        The option of each table; -1 if no option is chosen yet.
+        The position of each table's option in `Workload.options`; -1 if no option is chosen yet.
     routing : ndarray of int64
         For each procedure, the position of its routing attribute in `Workload.attributes`; -1 if it has none.
     """
@@ -61,12 +61,12 @@ class Cost:
 
 
 class CostModel:
-    """Estimates the cost of designs of one workload. One thread at a time may use it.
+    """Estimates the cost of designs of one workload. Only one thread at a time may use a model.
 
-    The cost of an incomplete design is the coordination that the chosen tables and routes cause; its skew is
-    taken as 0. So the cost never falls when one more table or route is chosen. The paper assumes that unknown
-    queries run in all partitions, which may overestimate the skew of the complete design (departure from
-    H-Store §4.4.3).
+    The cost of an incomplete design counts the coordination that the chosen tables and routes cause, and
+    assumes a skew of 0. So the cost never falls when one more table or route is chosen. The paper assumes
+    that unknown queries run in all partitions, which may overestimate the skew of the complete design
+    (departure from H-Store §4.4.3).
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class CostModel:
         self.designs = 0
 
     def masks(self, tables: Numbers) -> Masks:
-        """Return the partitions that each record needs with the chosen tables; see `Workload.masks`."""
+        """Return the partitions that each record needs with the chosen options, as in `Workload.masks`."""
         out = self.workload.fixed.copy()
         for table, option in enumerate(tables.tolist()):
             if option >= 0:
@@ -104,14 +104,14 @@ class CostModel:
         return out
 
     def bound(self, masks: Masks) -> float:
-        """Return the least cost of a design that needs at least these partitions."""
+        """Return a lower bound of the cost of all designs whose records need at least these partitions."""
         self.designs += 1
         workload = self.workload
         counts = count_distributed(masks[: workload.records], workload.weights)
         return self._total(self._coordination(*counts), 0.0)
 
     def cost(self, masks: Masks, routing: Numbers) -> Cost:
-        """Return the cost of a complete design by the masks of its tables."""
+        """Return the cost of a complete design, from the masks of its tables and its routes."""
         self.designs += 1
         workload = self.workload
         self._add_bases(masks, routing, self._based)
@@ -148,7 +148,7 @@ class CostModel:
         return size_bytes <= self._memory_bytes
 
     def needed(self, choice: Choice) -> Masks:
-        """Return the partitions of each record, base partitions included."""
+        """Return the partitions that each record needs, including its base partition."""
         out = np.empty(self.workload.records, np.uint64)
         self._add_bases(self.masks(choice.tables), choice.routing, out)
         return out
@@ -161,9 +161,9 @@ class CostModel:
     def speed_up(self, choice: Choice) -> float:
         """Estimate the throughput with a thread per partition, relative to the throughput of one partition.
 
-        A distributed transaction is forwarded, and no partition runs meanwhile. The other transactions run in
-        their partitions; an interval takes as long as its busiest partition. All transactions are assumed to
-        take equally long, so the time to move rows is left out.
+        While a distributed transaction runs, no other transaction runs. All other transactions run in their
+        own partitions, and an interval takes as long as its busiest partition. The estimate assumes that all
+        transactions take equally long, so it ignores the time to move rows.
         """
         workload = self.workload
         needed = self.needed(choice)

@@ -1,7 +1,7 @@
-"""The cost of a design over a compressed workload (H-Store §4.4, Algorithms 1 to 3).
+"""The cost of a design for a compressed workload (H-Store §4.4, Algorithms 1 to 3).
 
-The partitions of a transaction are the bits of a mask. A workload has a row of masks for each option of each
-table, so a design's masks are the OR of one row for each table.
+Each bit of a mask stands for a partition that a transaction needs. A workload has a row of masks for each
+option of each table. The OR of one row for each table gives the masks of a design.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 @kernel
 def _bits(mask: np.uint64) -> np.int64:
-    """Return the number of bits that are set."""
+    """Return the number of set bits."""
     mask -= (mask >> np.uint64(1)) & np.uint64(0x5555555555555555)
     mask = (mask & np.uint64(0x3333333333333333)) + ((mask >> np.uint64(2)) & np.uint64(0x3333333333333333))
     mask = (mask + (mask >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -56,21 +56,22 @@ def add_bases(
     Parameters
     ----------
     masks : ndarray
-        The masks of the records, then the masks to which `declared` refers.
+        The masks of all records, then the second masks to which `declared` refers.
     bases : ndarray, two-dimensional
-        The base partition for each route and each record; -1 if there is none.
+        The base partition for each route (row) and each record (column); -1 if there is none.
     routing : ndarray
         The route of each procedure; -1 if it has none.
     procedure : ndarray
         The procedure of each record.
     declared : ndarray
-        For each record, the index in `masks` of the partitions that the record needs if no attribute routes
-        it; -1 if these are the partitions in its own mask. A record with an index needs all partitions if an
-        attribute routes it wrong.
+        The position in `masks` of each record's second mask, or -1. A record that no attribute routes needs
+        the partitions in its second mask. A record that an attribute routes needs all partitions if its first
+        mask has a partition other than the base partition. Records without a second mask always need the
+        partitions in their first mask, and the base partition.
     every : uint64
-        All partitions.
+        The mask of all partitions.
     out : ndarray
-        The result.
+        Receives a mask for each record.
     """
     for i in range(out.shape[0]):
         mask = masks[i]
@@ -88,7 +89,10 @@ def add_bases(
 
 @kernel
 def count_distributed(masks: Masks, weights: Numbers) -> tuple[int, int]:
-    """Return the partitions of all distributed transactions, and their number (Algorithm 1)."""
+    """Count distributed transactions, and the partitions that they access (Algorithm 1).
+
+    Return first the sum of the numbers of partitions, then the number of transactions.
+    """
     partitions = 0
     distributed = 0
     for i in range(masks.shape[0]):
@@ -103,9 +107,10 @@ def count_distributed(masks: Masks, weights: Numbers) -> tuple[int, int]:
 def count_loads(
     masks: Masks, weights: Numbers, interval: npt.NDArray[np.int32], partitions: int, loads: Floats
 ) -> tuple[int, int]:
-    """Count how often each partition is accessed in each interval; return what `count_distributed` returns.
+    """Count how often each partition is accessed in each interval. Also return `count_distributed`'s result.
 
-    A transaction without a partition may run in any partition, so it adds an equal share to each partition.
+    A transaction that needs no partition may run in any partition, so it adds an equal share to each
+    partition.
 
     Parameters
     ----------
@@ -114,7 +119,7 @@ def count_loads(
     partitions : int
         The number of partitions.
     loads : ndarray
-        Receives a row for each interval.
+        Receives the counts: a row for each interval, a column for each partition.
     """
     every = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - partitions)
     loads[:] = 0.0

@@ -1,4 +1,4 @@
-"""`design`: the best partitions of a database for its transactions."""
+"""`design`: choose how a database is partitioned, from a trace of its transactions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["design"]
 
 TRANSACTIONS_PER_PARTITION = 20
-"""The transactions per partition that an interval needs: with fewer, skew is chance."""
+"""An interval has at least this many transactions per partition; with fewer, skew would be due to chance."""
 
 
 def design(
@@ -103,7 +103,7 @@ def design(
     {'accounts': 'id'}
     """
     if type(seconds) not in (int, float) or not seconds > 0:
-        raise InvalidUsageError("a search takes time", seconds=repr(seconds), hint="use a number above 0")
+        raise InvalidUsageError("seconds is not a positive number", seconds=repr(seconds))
     if (requests is None) == (log is None):
         raise InvalidUsageError(
             "a trace comes from requests or from a log", hint="give one of requests= and log="
@@ -112,7 +112,7 @@ def design(
     calls: Iterable[Request]
     if log is not None:
         if tables is not None:
-            raise InvalidUsageError("a log has the rows of tables", hint="leave out tables=")
+            raise InvalidUsageError("the rows of tables come from the log", hint="leave out tables=")
         calls, rows = read_log_and_tables(database, log)
     else:
         calls = list(requests.items()) if isinstance(requests, Mapping) else requests or ()
@@ -120,7 +120,7 @@ def design(
             rows = _load(database, tables)
     if memory_bytes is not None and rows is None:
         raise InvalidUsageError(
-            "only a log or rows show the sizes of tables",
+            "the sizes of tables are unknown without a log or rows",
             hint="give log= or tables=, or leave out memory_bytes=",
         )
     calls = list(calls)

@@ -18,20 +18,20 @@ from penstock.procedures.texts import Numbers
 __all__ = ["declared_choice", "initial_choices", "most_frequent", "route_by_frequency"]
 
 _GRAPH_TRANSACTIONS = 5_000
-"""The transactions from which the access graph is made, which only gives the search starting points."""
+"""The access graph is made from this many transactions, since it only gives starting points of the search."""
 
 
 def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
-    """Return the best of the designs that are easy to find, and its cost.
+    """Return the initial design with the least cost, and its cost.
 
-    The initial choices are the declared design, the most frequently accessed columns, each set of columns
-    that the access graph joins, and each pair of such sets. The paper starts only from the most frequently
-    accessed columns.
+    The initial designs are the declared design, the design by the most frequently accessed columns, a design
+    for each set of columns that the access graph joins, and a design for each pair of such sets. The paper
+    starts only from the most frequently accessed columns.
 
     Raises
     ------
     InvalidUsageError
-        If no design fits into the memory.
+        If no initial design fits into the memory of a partition.
     """
     workload = model.workload
     best: tuple[Choice, Cost] | None = None
@@ -45,13 +45,16 @@ def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
             best = choice, cost
     if best is None:
         raise InvalidUsageError(
-            "no design fits into the memory of a partition", hint="allow more, or add partitions"
+            "no design fits into the memory of a partition", hint="raise memory_bytes, or add partitions"
         )
     return best
 
 
 def declared_choice(workload: Workload) -> Choice:
-    """Return the design that the tables declare; only recorded traces have routes without a design."""
+    """Return the design that the tables declare.
+
+    Only in recorded traces do attributes route transactions in a declared design.
+    """
     masks = workload.fixed.copy()
     for table, option in enumerate(workload.declared.tolist()):
         masks |= workload.row(table, option)
@@ -88,7 +91,11 @@ def _starts(model: CostModel) -> Iterator[Numbers]:
 def _starts_of_pairs(
     workload: Workload, frequent: Numbers, groups: list[frozenset[tuple[str, str]]]
 ) -> Iterator[Numbers]:
-    """Yield designs for pairs of column sets: tables in both sets use both columns, else the first set's."""
+    """Yield a design for each ordered pair of column sets.
+
+    A table with a column in each set is partitioned by both columns. A table with a column only in the first
+    set is partitioned by this column. Other tables have their option in `frequent`.
+    """
     if not any(len(option.columns) > 1 for options in workload.options for option in options):
         return
     for one, other in permutations(groups, 2):
@@ -103,10 +110,10 @@ def _starts_of_pairs(
 
 
 def most_frequent(model: CostModel) -> Numbers:
-    """Return the design by frequency: the hottest column of each table, or a replicated table if only read.
+    """Return the design that partitions each table by its most frequently accessed key column.
 
-    Tables are replicated while they fit into the memory, tables with fewer bytes per access first. The paper
-    takes the hottest tables by bytes per transaction.
+    Tables that are only read are replicated instead, while they fit into the memory of a partition. Tables
+    with fewer bytes per access are replicated first. The paper orders tables by bytes per transaction.
     """
     workload = model.workload
     tables = np.array([
@@ -124,7 +131,7 @@ def most_frequent(model: CostModel) -> Numbers:
 
 
 def _option(workload: Workload, table: int, column: PartitionColumns, *, with_ranges: bool = False) -> int:
-    """Return the option that partitions a table by a column; if there is none, the declared option."""
+    """Return the option that partitions a table by `column`; if it does not exist, the declared option."""
     found = [
         place
         for place, option in enumerate(workload.options[table])
@@ -136,7 +143,7 @@ def _option(workload: Workload, table: int, column: PartitionColumns, *, with_ra
 
 
 def route_by_frequency(workload: Workload, masks: Masks) -> Numbers:
-    """Return for each procedure the attribute that most often leads to an accessed partition."""
+    """Return, for each procedure, the attribute that most often leads to an accessed partition."""
     routing = np.full(len(workload.attributes), -1, np.int64)
     for procedure, names in enumerate(workload.attributes):
         if names:

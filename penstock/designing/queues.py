@@ -1,4 +1,4 @@
-"""`design_queue`: the key, buckets and working copy of a queue or of windows, from a p-stream's rows."""
+"""`design_queue`: propose key, buckets and working copy of a queue or of windows, from a p-stream's rows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from penstock.units import parse_duration_us
 __all__ = ["KeyStatistics", "QueueProposal", "design_queue", "expected_staleness"]
 
 LEAST_UPDATES_PER_KEY = 3.0
-"""A column is proposed as the key if its values have this many rows on average: else nothing is conflated."""
+"""A proposed key has at least this many rows per value on average; else a queue conflates too few rows."""
 BYTES_PER_KEY = 180
-"""The memory of a key in addition to its row (benchmarks/results/update_queue_copies.txt)."""
+"""The memory for a key of a queue, in addition to its row (benchmarks/results/update_queue_copies.txt)."""
 BYTES_PER_ENTRY = 130
-"""The memory of a group in a pane of windows (benchmarks/results/windows_growth.txt)."""
+"""The memory for one group in one pane (benchmarks/results/windows_growth.txt)."""
 WINDOW_ROWS_A_SECOND = 2_000_000
-"""The rows per second that a bucket takes into windows of a million groups (same file)."""
+"""The rows per second that a bucket adds to windows of a million groups (same file)."""
 MOST_ROWS = 1_000_000
-_ROUNDS = 1_000
+_MOST_ITERATIONS = 1_000
 _SHOWN_OTHERS = 3
 
 Floats = npt.NDArray[np.float64]
@@ -38,18 +38,18 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class KeyStatistics:
-    """The values of a possible key in a sample.
+    """Statistics of a possible key in a sample of rows.
 
     Attributes
     ----------
     columns : tuple of str
-        The key.
+        The key's columns.
     rates : ndarray of float64
-        The updates per second of each value, the most frequent first.
+        The updates per second of each distinct value, the most frequent value first.
     hashes : ndarray of uint64
-        The hash of each value, by which buckets are chosen.
+        The hash of each distinct value. Hashes decide the buckets of values.
     updates : float
-        The rows per value.
+        The mean number of rows per distinct value.
     """
 
     columns: tuple[str, ...]
@@ -78,28 +78,30 @@ class KeyStatistics:
         return len(self.rates)
 
     def hottest(self) -> float:
-        """Return the share of rows that have one of the most frequent 1 % of values (at least one value)."""
+        """Return the share of rows whose value is among the most frequent 1 % (at least one value)."""
         return float(self.rates[: max(self.keys // 100, 1)].sum() / self.rates.sum())
 
 
 @dataclass(frozen=True)
 class QueueProposal:
-    """A proposal for an update queue, or for windows if a slide is given.
+    """A proposal for an update queue or for windows.
 
     Attributes
     ----------
     key : tuple of str
-        The key.
+        The key's columns.
     buckets : int
-        The number of buckets, each a task.
+        The number of buckets. Each bucket is a task.
     working_copy : str
         ``memory`` or ``rocksdb``; windows are always in memory.
     staleness_ms : float
-        For a queue, the estimated mean staleness of keys, if all keys are served in turn.
+        The estimated mean staleness of a queue's keys, if keys are served one after the other; 0 for windows.
     state_bytes : int
-        The estimated memory of a bucket, if all its state is in memory.
+        The estimated memory of a bucket if all its state is in memory.
     reached : bool
-        Whether the requested staleness or rate is reached.
+        Whether the proposal reaches the requested staleness, or has enough buckets for the windows.
+    lines : tuple of str
+        The lines of the explanation.
     """
 
     key: tuple[str, ...]
@@ -118,30 +120,30 @@ class QueueProposal:
 def expected_staleness(rates: Floats, cost_s: float) -> float:
     """Return the mean application staleness of keys, in seconds, if one server serves waiting keys in turn.
 
-    A round over all keys takes `cost_s` for each key with an update: T = cost * sum(1 - exp(-rate * T)). If
-    the server keeps up, T is 0, and waiting times are ignored. A key is stale from its first update after a
-    service until it is served again. The mean staleness is T / 2 - 1 / rate + (1 - exp(-rate * T)) / (rate² *
-    T), plus the time of a service.
+    A round over all keys takes T seconds, `cost_s` for each key that has an update: T = cost_s * sum(1 -
+    exp(-rate * T)). If the server keeps up, T is 0, and waiting times are ignored. A key is stale from its
+    first update after a service until it is served again. The mean staleness of a key is T / 2 - 1 / rate +
+    (1 - exp(-rate * T)) / (rate² * T), plus the time of a service.
 
     Parameters
     ----------
     rates : ndarray of float64
         The updates per second of each key.
     cost_s : float
-        The time of a service.
+        The time to serve a key, in seconds.
     """
     if not len(rates):
         return 0.0
-    turn, before = cost_s * len(rates), float("inf")
-    least = 1e-6 * cost_s
-    for _ in range(_ROUNDS):
-        if abs(turn - before) <= 1e-4 * turn:
+    round_s, before_s = cost_s * len(rates), float("inf")
+    least_s = 1e-6 * cost_s
+    for _ in range(_MOST_ITERATIONS):
+        if abs(round_s - before_s) <= 1e-4 * round_s:
             break
-        before, turn = turn, max(cost_s * float(-np.expm1(-rates * turn).sum()), least)
-    done = -np.expm1(-rates * turn)
-    waits = np.maximum(turn / 2 - 1 / rates + done / (rates * rates * turn), 0.0)
-    at_service = np.maximum(1.0 - done / (rates * turn), 0.0)  # staleness at a service, in turns
-    served = cost_s * at_service + done / turn * cost_s * cost_s / 2
+        before_s, round_s = round_s, max(cost_s * float(-np.expm1(-rates * round_s).sum()), least_s)
+    updated = -np.expm1(-rates * round_s)  # the probability that a key has an update in a round
+    waits = np.maximum(round_s / 2 - 1 / rates + updated / (rates * rates * round_s), 0.0)
+    at_service = np.maximum(1.0 - updated / (rates * round_s), 0.0)  # mean staleness at a service, in rounds
+    served = cost_s * at_service + updated / round_s * cost_s * cost_s / 2
     return float((waits + served).mean())
 
 
@@ -158,32 +160,32 @@ def design_queue(
     size: str | None = None,
     rows: int = MOST_ROWS,
 ) -> QueueProposal:
-    """Propose the key, number of buckets and working copy of an update queue for a p-stream.
+    """Propose the key, the number of buckets and the working copy of an update queue for a p-stream.
 
-    Only the newest rows are read, and nothing is written. With `size` and `slide` the proposal is for
-    windows.
+    Only the newest rows are read, and nothing is written. With `size` and `slide`, the proposal is for
+    windows instead of a queue.
 
     Parameters
     ----------
     location : str or path
         The p-stream.
     time : str
-        The timestamp column with the time of an update.
+        The column of timestamps that holds the time of each update.
     key : str or sequence of str, optional
         The key. By default the column with the most distinct values, among columns whose values occur in
         several rows each. Check the other columns that `explain` names: one of them may be the better key.
     cost : str
         The time to process a tuple downstream of the queue.
     staleness : str
-        The mean staleness that keys may have.
+        The target: the mean staleness that keys may have.
     cores : int
         The greatest number of buckets to propose.
     memory_bytes : int
-        The memory of a bucket.
+        The memory that a bucket may use.
     size, slide : str, optional
         The size and slide of windows.
     rows : int
-        The number of newest rows to read.
+        The number of rows to read, from the p-stream's end.
 
     Returns
     -------
@@ -193,13 +195,13 @@ def design_queue(
     Raises
     ------
     InvalidUsageError
-        If there is no such column or p-stream, or all rows have the same time.
+        If the p-stream or a column does not exist, or all rows have the same time.
     CorruptDataError, UnavailableError
         If the p-stream's files are damaged, or the file system refuses.
     """
     if (size is None) != (slide is None) or cores < 1 or rows < 1:
         raise InvalidUsageError(
-            "windows have a size and a slide, and there is a core and a row", cores=cores, rows=rows
+            "windows need a size and a slide; cores and rows must be positive", cores=cores, rows=rows
         )
     sample = _newest_rows(location, rows)
     _check_columns(sample.schema, [time, *([key] if isinstance(key, str) else key or [])])
@@ -293,14 +295,14 @@ def _queue(
     state_bytes = key.keys * (BYTES_PER_KEY + row_bytes) // buckets
     copy = "memory" if state_bytes <= memory_bytes else "rocksdb"
     load = float(key.rates.sum()) * cost_s / buckets
-    asked = f"{target_s * 1e3:,.0f} ms are asked for"
+    target = f"the target is {target_s * 1e3:,.0f} ms"
     lines = [
         *head,
         f"buckets: {buckets}",
         f"  a tuple costs {cost_s * 1e6:,.0f} us, so a bucket gets {load:.2f} times the updates that it can "
         "process",
-        f"  keys are stale for {stale * 1e3:,.1f} ms on average, served in turn; {asked}"
-        + ("" if reached else f": {cores} cores do not reach it, so give more or a cheaper process"),
+        f"  keys are stale for {stale * 1e3:,.1f} ms on average if served in turn; {target}"
+        + ("" if reached else f": {cores} cores do not reach it, so allow more cores or reduce the cost"),
         f"working copy: {copy}",
         f"  {state_bytes / 2**20:,.1f} MiB a bucket in memory, of {memory_bytes / 2**20:,.0f}",
     ]
@@ -310,7 +312,7 @@ def _queue(
 def _windows(
     key: KeyStatistics, rate: float, panes: int, cores: int, memory_bytes: int, head: list[str]
 ) -> QueueProposal:
-    # A pane has an entry for a group only if the group has a row in it.
+    # `whole` is an upper bound: a group needs memory only in panes in which it has rows.
     by_rate = -(-int(rate) // WINDOW_ROWS_A_SECOND)
     whole = key.keys * panes * BYTES_PER_ENTRY
     wanted = max(by_rate, -(-whole // memory_bytes), 1)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.designing.cost import Choice, CostModel
-from penstock.designing.search import Found
+from penstock.designing.search import SearchResult
 from penstock.designing.traces.trace import Trace
 from penstock.designing.workload import TableOption, Workload
 from penstock.procedures.partitions.design import PartitionColumns, PartitionDesign
@@ -30,7 +30,7 @@ class DesignResult:
     ----------
     model : CostModel
         The cost model.
-    found : Found
+    found : SearchResult
         The result of the search.
     declared : Choice
         The declared design.
@@ -51,7 +51,7 @@ class DesignResult:
         Whether Ctrl-C ended the search.
     """
 
-    def __init__(self, model: CostModel, found: Found, declared: Choice) -> None:
+    def __init__(self, model: CostModel, found: SearchResult, declared: Choice) -> None:
         self._model, self._choice = model, _without_unused_routes(model, found.choice)
         self.designs, self.seconds, self.interrupted = found.designs, found.seconds, found.interrupted
         self.cost, self.declared_cost = model.measure(self._choice), model.measure(declared)
@@ -80,11 +80,11 @@ class DesignResult:
         return self._model.workload.trace
 
     def option(self, table: int) -> TableOption:
-        """Return the option that is chosen for a table, by its position in the workload."""
+        """Return the option that the design chooses for a table; `table` is its position in the workload."""
         return self._model.workload.options[table][int(self._choice.tables[table])]
 
     def shares(self) -> dict[str, tuple[int, float]]:
-        """Return for each table the transactions that access it, and the single-partition share of them."""
+        """Return, for each table, how many transactions access it, and their single-partition share."""
         trace, single = self._model.workload.trace, self._is_single()
         shares = {}
         for place, spec in enumerate(trace.tables):
@@ -148,7 +148,7 @@ class DesignResult:
         yield f"{ended} after {self.seconds:.1f} s and {_count(self.designs, 'design')}."
 
     def _find_routes(self) -> dict[str, list[Route]]:
-        """Return the routes of each procedure's programs with the tables of the design."""
+        """Return, for each procedure, the routes that its programs have with the tables of the design."""
         database, placements = self.trace.database, _place_design(self._model, self.design)
         return {
             name: [find_route(one, placements) for one in database.procedures[name].programs]
@@ -157,7 +157,7 @@ class DesignResult:
         }
 
     def _alternatives(self, table: int) -> Iterator[str]:
-        """Yield the cost of each other option of a table, with all else unchanged, the best first."""
+        """Yield a line for each of the best other options of a table, with the cost if only it changes."""
         model, options = self._model, self._model.workload.options[table]
         costs = []
         for place, option in enumerate(options):
@@ -173,7 +173,7 @@ class DesignResult:
             )
 
     def _procedures(self) -> Iterator[str]:
-        """Yield where the transactions of each procedure run."""
+        """Yield lines that tell where the transactions of each procedure run."""
         trace, single = self._model.workload.trace, self._is_single()
         for place, name in enumerate(trace.procedures):
             chosen = trace.procedure == place
@@ -215,7 +215,7 @@ def _place_design(model: CostModel, design: PartitionDesign) -> dict[str, Placem
 
 
 def _routing(workload: Workload, choice: Choice) -> dict[str, str]:
-    """Return the routing attribute of each procedure that has one; routes of recorded traces are not used."""
+    """Return the routing attributes by procedure; a design from a recorded trace has none."""
     if workload.trace.recorded:
         return {}
     return {
@@ -228,7 +228,7 @@ def _routing(workload: Workload, choice: Choice) -> dict[str, str]:
 
 
 def _without_unused_routes(model: CostModel, choice: Choice) -> Choice:
-    """Return a choice without the routing attributes that a database cannot use with these tables."""
+    """Return a choice without routing attributes that a database cannot use with the chosen tables."""
     workload = model.workload
     database = workload.trace.database
     routing = choice.routing.copy()

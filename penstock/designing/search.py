@@ -1,8 +1,9 @@
 """Large-neighbourhood search for the design with the least cost (H-Store §4.3).
 
-A round relaxes some tables of the best design so far, and the routes of the procedures that access them. A
-local search explores the options of these tables by branch and bound, then chooses routes one procedure after
-the other. All draws depend on the seed alone, so a search that is not cut short finds the same design again.
+A round relaxes some tables of the best design so far, and the routes of the procedures that access these
+tables. A local search explores the options of the relaxed tables by branch and bound, and then chooses routes
+for one procedure after the other. All draws depend on the seed alone, so a search finds the same design again
+unless the time or Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from penstock.designing.initial import initial_choices, route_by_frequency
 from penstock.operators.simulation.draws import draws
 from penstock.procedures.texts import Numbers
 
-__all__ = ["Found", "Limits", "Progress", "search"]
+__all__ = ["Limits", "Progress", "SearchResult", "search"]
 
 _FIRST_SHARE, _LAST_SHARE = 0.25, 0.5
-"""The share of tables that the first and the last rounds relax."""
+"""The shares of tables that the first and the last rounds relax."""
 _LOOKUP_TABLE_WEIGHT = 0.1
 """The chance of relaxing a replicated table that is only read, relative to other tables."""
 
@@ -35,7 +36,7 @@ class Progress:
     Attributes
     ----------
     seconds : float
-        The duration so far.
+        The duration of the search so far.
     designs : int
         The number of designs whose cost was estimated.
     cost : Cost
@@ -54,15 +55,15 @@ class Limits:
     Attributes
     ----------
     seconds : float
-        The longest duration.
+        The longest duration of the search.
     rounds : int
         The search ends after this many rounds in a row without a better design.
     backtracks : int
-        The designs that a round may drop for each table that it relaxes.
+        A round ends after it has dropped this many incomplete designs for each relaxed table.
     round_seconds : float
         The longest duration of a round.
     exhaustive : int
-        All designs are searched if there are at most this many choices for tables.
+        The search explores all designs if the tables' options have at most this many combinations.
     """
 
     seconds: float = 10.0
@@ -73,15 +74,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A result of a search.
+class SearchResult:
+    """The result of a search.
 
     Attributes
     ----------
     choice : Choice
         The best design.
     cost : Cost
-        The cost.
+        The cost of the best design.
     designs : int
         The number of designs whose cost was estimated.
     seconds : float
@@ -103,7 +104,7 @@ def search(
     seed: int = 0,
     limits: Limits | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> Found:
+) -> SearchResult:
     """Return the best design that the search finds; Ctrl-C ends it early.
 
     Parameters
@@ -120,7 +121,7 @@ def search(
     Raises
     ------
     InvalidUsageError
-        If not even the initial designs fit into the memory.
+        If no initial design fits into the memory of a partition.
     """
     return _Search(model, seed, limits or Limits(), progress).run()
 
@@ -139,7 +140,8 @@ class _Search:
         pairs = np.unique(np.stack([trace.procedure[trace.transaction], trace.table]), axis=1)
         self._accessed = {(int(procedure), int(table)) for procedure, table in pairs.T}
         self.best, self.cost = initial_choices(model)
-        self._begin_s = self._round_s = _clock.monotonic_s()  # the first designs compiled the kernels
+        # The time starts here, because the initial designs may compile the kernels.
+        self._begin_s = self._round_s = _clock.monotonic_s()
 
     def _seconds(self) -> float:
         return _clock.monotonic_s() - self._begin_s
@@ -149,13 +151,13 @@ class _Search:
         now = _clock.monotonic_s()
         return now - self._begin_s > self._limits.seconds or now - self._round_s > self._limits.round_seconds
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         interrupted = False
         try:
             self._rounds()
         except KeyboardInterrupt:
             interrupted = True
-        return Found(self.best, self.cost, self._model.designs, self._seconds(), interrupted)
+        return SearchResult(self.best, self.cost, self._model.designs, self._seconds(), interrupted)
 
     def _rounds(self) -> None:
         limits = self._limits
@@ -166,7 +168,7 @@ class _Search:
             return
         without = number = 0
         while without < limits.rounds and self._seconds() < limits.seconds and self.cost.total > 0.0:
-            # The share grows while nothing better is found.
+            # The share grows while the search finds no better design.
             share = _FIRST_SHARE + (_LAST_SHARE - _FIRST_SHARE) * without / limits.rounds
             count = min(max(math.ceil(share * self._tables), 2), self._tables)
             before = self.cost.total
@@ -180,19 +182,22 @@ class _Search:
             self._progress(Progress(self._seconds(), self._model.designs, self.cost))
 
     def _relax(self, number: int, count: int) -> list[int]:
-        """Draw the tables to relax; tables with many accesses are drawn more often."""
+        """Draw the tables to relax; tables with more accesses are drawn more often."""
         workload = self._model.workload
         weights = workload.heat.astype(np.float64)
         for table, option in enumerate(self.best.tables.tolist()):
             if workload.options[table][option].column is None and not workload.writes[table]:
                 weights[table] *= _LOOKUP_TABLE_WEIGHT
         fractions = draws(self._seed, number * self._tables, self._tables)
-        # The largest of these keys are a draw without replacement by weight.
+        # The tables with the largest keys are a weighted draw without replacement.
         keys = np.log(np.maximum(fractions, 1e-300)) / weights
         return np.argsort(-keys, kind="stable")[:count].tolist()
 
     def _explore(self, relaxed: Sequence[int], backtracks: int) -> None:
-        """Search the designs that differ in the relaxed tables and in their procedures' routes."""
+        """Search the designs that differ from the best design only in relaxed tables and their routes.
+
+        The routes of all procedures that access a relaxed table may change.
+        """
         workload = self._model.workload
         order = sorted(relaxed, key=lambda table: -int(workload.heat[table]))
         tables = self.best.tables.copy()
@@ -233,7 +238,7 @@ class _Search:
         tables[table] = -1
 
     def _finish(self, tables: Numbers, masks: Masks, routed: Sequence[int]) -> None:
-        """Choose routes, one procedure after the other; keep the design if it is the best."""
+        """Choose routes for one procedure after the other; keep the design if it is the best so far."""
         model = self._model
         routing = self.best.routing.copy()
         if routed:

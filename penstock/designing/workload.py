@@ -27,16 +27,16 @@ from penstock.state_store.keys.key_words import buckets_of
 __all__ = ["PAIRS_FROM_OVERLOAD", "RANGES_FROM_OVERLOAD", "TableOption", "Workload"]
 
 RANGES_FROM_OVERLOAD = 1.1
-"""Ranges are an option if the hash gives a partition this many times its share of accesses."""
+"""Ranges are an option if the hash gives some partition more than this many times the mean accesses."""
 PAIRS_FROM_OVERLOAD = 2.0
-"""Two columns are an option if each alone overloads partitions.
+"""A pair of columns is an option if the hash of each column alone overloads partitions.
 
-That is, the busiest partitions of intervals have this many times the load that is likely by chance: the mean
-plus three standard deviations.
+A hash overloads partitions if the busiest partition of an interval has, on average, more than this many times
+the load that chance explains: the mean plus three standard deviations.
 """
 UNROUTED = ""
-"""The attribute of transactions that begin in any partition."""
-_DOMAIN_KINDS = (Kind.INTEGER,)
+"""An entry of `Workload.attributes` which means that no attribute routes the transactions."""
+_KINDS_WITH_RANGES = (Kind.INTEGER,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class TableOption:
     Attributes
     ----------
     column : str, tuple of str, or None
-        The column or the two columns by which the table is partitioned; None if it is replicated.
+        The column or the two columns by which the table is partitioned; None if the table is replicated.
     ranges : tuple of int, optional
-        The least value of each partition but the first; by default the hash decides.
+        The least value of each partition except the first. Without ranges, the hash decides the partition.
     index : tuple of str, optional
-        The columns of a secondary index that every partition has.
+        The columns of a secondary index that every partition holds for the whole table.
     """
 
     column: PartitionColumns
@@ -65,7 +65,10 @@ class TableOption:
 
 @dataclass(frozen=True)
 class Workload:
-    """Records of a trace for a number of partitions.
+    """The records of a trace, with the partitions that each record needs under each option.
+
+    Some records have a second mask: the partitions that the record needs if no attribute routes it. These are
+    the records of routable procedures in a trace with `Trace.actual`.
 
     Attributes
     ----------
@@ -74,37 +77,37 @@ class Workload:
     partitions : int
         The number of partitions.
     tables : tuple of int
-        The positions of the tables that the trace accesses.
+        The positions in `Trace.tables` of the tables that the trace accesses.
     options : tuple of tuple of TableOption
         The options of each of these tables.
     first_row : tuple of int
         For each table, the row in `masks` of its first option.
     declared : ndarray of int64
-        The declared option of each table.
+        The position of each table's declared option in `options`.
     masks : ndarray of uint64, two-dimensional
-        For each option and record, the partitions that the record needs; then, for each record of
-        `declared_place`, the partitions that it needs if no attribute routes it.
+        A row for each option. A row has the masks of all records, then the second masks. A mask has a bit for
+        each partition that the record needs because it accesses the option's table.
     fixed : ndarray of uint64
-        The partitions that each record needs in any design; then these partitions for the records of
-        `declared_place`.
+        The partitions that each record needs in every design, in the order of a row of `masks`.
     declared_place : ndarray of int64
-        For each record of `Trace.actual`, its second index in `masks`; -1 for other records.
+        The position of each record's second mask in a row of `masks`; -1 if the record has no second mask.
     attributes : tuple of tuple of str
-        For each procedure, the attributes that may route it.
+        For each procedure, the attributes that may route its transactions.
     bases : ndarray of int8, two-dimensional
-        For each entry of `attributes` and each record, the record's base partition; -1 if it has none.
+        For each position in `attributes` (row) and each record (column), the record's base partition if the
+        attribute at this position routes it; -1 if the attribute gives no partition.
     procedure, interval : ndarray of int32
         The procedure and interval of each record.
     record : ndarray of int64
         The record of each transaction.
     weights : ndarray of int64
-        The transactions of each record.
+        The number of transactions in each record.
     interval_weights : ndarray of int64
-        The transactions of each interval.
+        The number of transactions in each interval.
     heat : ndarray of int64
-        The accesses to each table.
+        The number of accesses to each table.
     writes : ndarray of bool
-        Whether transactions write a table.
+        Whether transactions write each table.
     heat_of_column : list of dict
         For each table and column, the number of accesses in which the column's value is known.
     """
@@ -162,17 +165,18 @@ class Workload:
         partitions : int
             The number of partitions, at most 64.
         intervals : int
-            The number of intervals, which have equally many transactions. Skew is measured in each interval.
+            The number of intervals. All intervals have equally many transactions, and skew is measured in
+            each interval.
         compress : bool
             Whether equal transactions become one record.
         options : mapping, optional
-            The tables' options in another workload with as many partitions, so that its designs fit this
-            workload. By default the options are derived from the trace.
+            The options of another workload with the same number of partitions. With these options, designs
+            of the other workload fit this workload. By default the options are derived from the trace.
 
         Raises
         ------
         InvalidUsageError
-            If one of these numbers is unusable.
+            If `partitions` is not from 2 to 64, or `intervals` is not positive.
         """
         if type(partitions) is not int or not 2 <= partitions <= MOST_PARTITIONS:
             raise InvalidUsageError(
@@ -181,11 +185,11 @@ class Workload:
                 hint=f"use 2 to {MOST_PARTITIONS}",
             )
         if type(intervals) is not int or intervals < 1:
-            raise InvalidUsageError("there is no such number of intervals", intervals=repr(intervals))
+            raise InvalidUsageError("intervals is not a positive integer", intervals=repr(intervals))
         count = trace.transactions
         interval = (np.arange(count) * intervals // count).astype(np.int32)
         encoder = _Encoder(trace, partitions, interval)
-        # The accesses of a run; the declared accesses count if no attribute routes a transaction.
+        # Encode the accesses of the run. Declared accesses count only if no attribute routes a transaction.
         actual = None if trace.actual is None else _Encoder(trace.actual, partitions, interval)
         tables = tuple(int(place) for place in np.unique(trace.table) if place != ANY_TABLE)
         if options is not None:
@@ -212,7 +216,7 @@ class Workload:
         firsts = np.cumsum([0, *map(len, chosen)])
         first = record = np.arange(count)
         if compress:
-            # The place where a transaction without a route begins is arbitrary, so it is left out.
+            # bases[0] is left out: without a route, the partition in which a transaction begins is arbitrary.
             parts = [*actual_masks, actual_fixed] + ([] if actual is None else [*masks, fixed])
             first, record = _compress(parts, bases[1:], trace.procedure, interval)
         is_routed = np.array([bool(names) for names in attributes])[trace.procedure[first]]
@@ -239,7 +243,7 @@ class Workload:
         return masks
 
     def empty_loads(self) -> Floats:
-        """Return space for the loads of each partition in each interval."""
+        """Return an array of zeros for loads: a row for each interval, a column for each partition."""
         return np.zeros((len(self.interval_weights), self.partitions))
 
 
@@ -266,35 +270,36 @@ def _compress(
 
 
 class _Encoder:
-    """Makes the masks of options."""
+    """Computes the masks of a trace's transactions for each option of each table."""
 
     def __init__(self, trace: Trace, partitions: int, interval: npt.NDArray[np.int32]) -> None:
         self._trace, self._partitions, self._interval = trace, partitions, interval
         self.every = np.uint64((1 << partitions) - 1)
         self._ranges: dict[tuple[str, str], tuple[int, ...] | None] = {}
         if trace.recorded:
-            return  # attributes route by the hash of their value
+            return  # attributes route by their hash, so their rows must be placed by hash, too
         for columns in linked_columns(trace.database, trace.procedures):
             ranges = self._find_ranges(columns)
             self._ranges |= dict.fromkeys(columns, ranges)
 
     def masks(self, chosen: npt.NDArray[np.bool_], access_masks: Masks) -> Masks:
-        """Return the masks of all transactions, made from the masks of the chosen accesses."""
+        """Merge the masks of the chosen accesses; return a mask for each transaction."""
         out = np.zeros(self._trace.transactions, np.uint64)
         add_accesses(self._trace.transaction[chosen], access_masks[chosen], out)
         return out
 
     def fixed(self) -> Masks:
-        """Return the partitions that each transaction needs in any design."""
+        """Return the partitions that each transaction needs in every design."""
         trace = self._trace
         return self.masks(trace.table == ANY_TABLE, np.full(len(trace.table), self.every, np.uint64))
 
     def options(
         self, place: int, wanted: Sequence[TableOption] | None, actual: _Encoder | None = None
     ) -> dict[TableOption, Masks]:
-        """Return the wanted options of a table; by default the declared option and other useful options.
+        """Return the masks of a table's wanted options; by default of the declared and all useful options.
 
-        An option is useful if a transaction does not need all partitions, declared or by `actual` accesses.
+        An option is useful if some transaction that accesses the table does not need all partitions, by its
+        declared accesses or by its `actual` accesses.
         """
         trace, spec = self._trace, self._trace.tables[place]
         chosen = trace.table == place
@@ -329,7 +334,7 @@ class _Encoder:
         }
 
     def _partitionings(self, place: int) -> Iterator[TableOption]:
-        """Yield the ways to partition a table without indexes."""
+        """Yield the options that partition a table, without options for its indexes."""
         spec = self._trace.tables[place]
         uneven = set()
         for name in spec.key:
@@ -343,7 +348,7 @@ class _Encoder:
                 yield TableOption(pair)
 
     def _access_masks(self, spec: TableSpec, option: TableOption) -> Masks:
-        """Return the partitions of each access, as if all accesses were to this table."""
+        """Return the partitions of each access, as if this table had all accesses."""
         trace = self._trace
         columns = [spec.key.index(name) for name in option.columns]
         places = self._partitions_of(spec, option)
@@ -363,20 +368,20 @@ class _Encoder:
         return buckets_of(mix_hashes(hashes).view(np.uint64), self._partitions)
 
     def _is_uneven(self, place: int, name: str) -> bool:
-        """Return whether the hash of a column overloads partitions in intervals by more than chance."""
+        """Return whether the hash of a column overloads partitions; see `PAIRS_FROM_OVERLOAD`."""
         trace, spec = self._trace, self._trace.tables[place]
         chosen = (trace.table == place) & trace.known[spec.key.index(name)]
         places = self._partitions_of(spec, TableOption(name))[chosen]
-        # A transaction is counted once per partition.
-        cells = np.unique(trace.transaction[chosen] * self._partitions + places)
-        interval, home = self._interval[cells // self._partitions], cells % self._partitions
+        # A transaction counts only once in each partition.
+        visits = np.unique(trace.transaction[chosen] * self._partitions + places)
+        interval, partition = self._interval[visits // self._partitions], visits % self._partitions
         loads = np.zeros((int(self._interval[-1]) + 1, self._partitions))
-        np.add.at(loads, (interval, home), 1.0)
+        np.add.at(loads, (interval, partition), 1.0)
         share = float(loads.mean())
         return float(loads.max(axis=1).mean()) > PAIRS_FROM_OVERLOAD * (share + 3.0 * share**0.5)
 
     def _accesses(self, columns: set[tuple[str, str]]) -> Iterator[Numbers]:
-        """Yield the known values of columns."""
+        """Yield the known values of each of these columns."""
         trace = self._trace
         for place, spec in enumerate(trace.tables):
             for number, name in enumerate(spec.key):
@@ -384,10 +389,10 @@ class _Encoder:
                     yield trace.values[number][(trace.table == place) & trace.known[number]]
 
     def _find_ranges(self, columns: set[tuple[str, str]]) -> tuple[int, ...] | None:
-        """Return ranges with about equally many accesses, if the hash spreads the columns' values badly."""
+        """Return ranges with about equally many accesses if the hash spreads them badly, else None."""
         specs = {spec.name: spec for spec in self._trace.tables}
         kinds = {specs[table].column(name).kind for table, name in columns}
-        if not kinds <= set(_DOMAIN_KINDS):
+        if not kinds <= set(_KINDS_WITH_RANGES):
             return None
         values, counts = np.unique(np.concatenate(list(self._accesses(columns))), return_counts=True)
         if len(values) < self._partitions:
@@ -396,7 +401,7 @@ class _Encoder:
         loads = np.bincount(places, counts, self._partitions)
         if loads.max() <= RANGES_FROM_OVERLOAD * loads.mean():
             return None
-        before = np.cumsum(counts) - counts / 2  # the middle of each value's accesses
+        before = np.cumsum(counts) - counts / 2  # the accesses up to the middle of each value's accesses
         bounds, begin = [], 0
         for number in range(1, self._partitions):
             at = int(np.searchsorted(before, counts.sum() * number / self._partitions))
@@ -407,7 +412,7 @@ class _Encoder:
         return tuple(bounds)
 
     def heat_of_columns(self, place: int) -> dict[str, int]:
-        """Return for each key column of a table the number of accesses in which its value is known."""
+        """Return, for each key column of a table, the number of accesses in which its value is known."""
         trace = self._trace
         chosen = trace.table == place
         return {
@@ -416,10 +421,10 @@ class _Encoder:
         }
 
     def bases(self) -> tuple[npt.NDArray[np.int8], tuple[tuple[str, ...], ...]]:
-        """Return the base partition of each transaction by each attribute that may route it.
+        """Return the base partition that each routing attribute gives each transaction, and the attributes.
 
-        The first attribute of each procedure is `UNROUTED`. In a recorded trace, such a transaction begins
-        in any partition; in other traces, its declared accesses decide.
+        The first attribute of each procedure is `UNROUTED`. In a recorded trace, an unrouted transaction
+        begins in any partition; in other traces, its declared accesses decide.
         """
         trace = self._trace
         if not trace.recorded and trace.actual is None:

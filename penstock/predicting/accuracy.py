@@ -1,17 +1,17 @@
-"""The accuracy of predictions: which optimizations are right for a transaction (H-Store §5.5.1)."""
+"""Measure whether the predictions for each optimization are right for a transaction (H-Store §5.5.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from penstock.predicting.models.estimates import Estimate, finished
+from penstock.predicting.models.estimates import Estimate, finished_partitions
 from penstock.predicting.models.markov import MarkovModel, Query, bits
 
 __all__ = ["Accuracy", "Verdict", "find_ends", "judge"]
 
-_IDLE_UNDO = 0.1
-"""The penalty of an undo log that was not needed: it only takes time."""
+_UNNEEDED_UNDO_PENALTY = 0.1
+"""The penalty of an unneeded undo log; it is small because such a log only takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Verdict:
     undo : bool
         OP3: the transaction had an undo log if it was rejected.
     finish : bool
-        OP4: no partition was accessed after it was considered finished. Also, if a distributed transaction
-        had finished with a partition before its last query, the partition was considered finished before the
-        end.
+        OP4: no partition was accessed after it was considered finished. If a distributed transaction had its
+        last access to a partition before its last query, the partition was also considered finished before
+        the last query.
     no_undo : bool
-        Whether the transaction ran without an undo log, from the start or from a later query on.
+        Whether the transaction ran without an undo log, from its start or from a later query on.
     early : bool
-        Whether a partition was rightly considered finished before the end.
+        Whether a partition was rightly considered finished before the last query.
     idle_undo : bool
         Whether a single-partition transaction had an unneeded undo log.
     """
@@ -53,9 +53,9 @@ class Verdict:
 
     @property
     def penalty(self) -> float:
-        """The cost of wrong predictions. A rejected transaction without an undo log could not be undone."""
+        """The cost of wrong predictions; very high for a rejected transaction that could not be undone."""
         wrong = (not self.base) + (not self.partitions) + (not self.finish)
-        return wrong + _IDLE_UNDO * self.idle_undo + (0.0 if self.undo else 1e6)
+        return wrong + _UNNEEDED_UNDO_PENALTY * self.idle_undo + (0.0 if self.undo else 1e6)
 
 
 class Accuracy:
@@ -88,18 +88,18 @@ class Accuracy:
 def find_ends(
     estimate: Estimate, model: MarkovModel, queries: Sequence[Query], path: Sequence[int], threshold: float
 ) -> dict[int, int]:
-    """Return, by partition, the query after which the partition is considered finished (OP4).
+    """Return, for each partition, the number of the query after which it is considered finished (OP4).
 
     Parameters
     ----------
     estimate : Estimate
-        The estimate.
+        The estimate of the transaction.
     model : MarkovModel
-        Its model.
+        The model that made the estimate.
     queries, path : sequence
-        What the transaction executed, and its vertices in the model, including the first and the last vertex.
+        The queries that the transaction executed, and its vertices in the model from `BEGIN` to the end.
     threshold : float
-        The least probability.
+        The least probability at which a partition is considered finished.
     """
     considered = estimate.partitions
     for query in queries:
@@ -109,7 +109,7 @@ def find_ends(
     for step, vertex in enumerate(path[1:-1]):
         follows = follows and step < len(estimate.masks) and estimate.masks[step] == queries[step].partitions
         follows = follows and model.states[estimate.path[step + 1]].name == queries[step].name
-        mask = finished(model, estimate, step, vertex, threshold, follows=follows)
+        mask = finished_partitions(model, estimate, step, vertex, threshold, follows=follows)
         for partition in bits(mask & considered):
             ends.setdefault(partition, step)
     return ends
@@ -118,7 +118,7 @@ def find_ends(
 def judge(
     estimate: Estimate, model: MarkovModel, queries: Sequence[Query], *, aborted: bool, threshold: float
 ) -> Verdict:
-    """Compare an estimate, and its updates while the transaction runs, with the transaction's accesses."""
+    """Compare an estimate, and its updates during the transaction, with the accesses of the transaction."""
     counts: dict[int, int] = {}
     last: dict[int, int] = {}
     for place, query in enumerate(queries):

@@ -1,4 +1,4 @@
-"""Clusters of transactions with a model each, chosen so that predictions improve (H-Store §5.4)."""
+"""Divide transactions into clusters, each with its own model, to improve predictions (H-Store §5.4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["cluster", "grow_tree", "select_features"]
 
 MOST_CLUSTERS = 32
 _SIZES = (2, 4, 8, 16)
-"""The numbers of clusters that are tried, if features have more than `MOST_CLUSTERS` distinct values."""
+"""The numbers of clusters to try if the rows of features have more than `MOST_CLUSTERS` distinct values."""
 _BEST_SHARE = 0.1
 _MOST_FEATURES = 4
 _LEAST_VARIANCE = 1e-3
@@ -26,8 +26,8 @@ Floats = npt.NDArray[np.float64]
 def cluster(rows: Floats) -> Callable[[Floats], Numbers]:
     """Cluster rows of features by expectation maximization; return a function that assigns other rows.
 
-    If there are few distinct rows, each is the mean of a cluster; otherwise the number of clusters is the
-    number with the least BIC.
+    If at most `MOST_CLUSTERS` rows are distinct, each distinct row is the initial mean of a cluster.
+    Otherwise the number of clusters is the number in `_SIZES` with the least Bayesian information criterion.
     """
     from sklearn.mixture import GaussianMixture
 
@@ -47,7 +47,7 @@ def cluster(rows: Floats) -> Callable[[Floats], Numbers]:
             init_params="random_from_data", max_iter=20, random_state=0, tol=1e-2,
         )  # fmt: skip
         fits.append(mixture.fit(scaled))
-    fitted = min(fits, key=lambda one: one.bic(scaled)) if len(fits) > 1 else fits[0]
+    fitted = min(fits, key=lambda mixture: mixture.bic(scaled)) if len(fits) > 1 else fits[0]
     return lambda others: np.asarray(fitted.predict((others - center) / scale), np.int64)
 
 
@@ -74,15 +74,15 @@ def select_features(
 ) -> tuple[tuple[Feature, ...], float]:
     """Return the set of features with the least penalty, by feed-forward selection (H-Store §5.4.2).
 
-    Each round scores all sets of one size whose features occur in the best tenth of the previous round's
-    sets. The search ends once a round finds no better set.
+    Round n scores sets of n features. It uses only features that occur in the best tenth of the previous
+    round's sets. The search ends once a round finds no better set.
 
     Parameters
     ----------
     features : sequence of Feature
         All features.
     score : callable
-        Returns the penalty of a set.
+        A function that returns the penalty of a set of features.
     without : float
         The penalty of a single model for all transactions.
     """

@@ -24,13 +24,13 @@ _FILLS: Final = {BEGIN: "#eeeeee", COMMIT: "#d5e8d4", ABORT: "#f8cecc"}
 def draw(predictor: Predictor, procedure: str) -> str:
     """Return the model that most transactions of a procedure use, as SVG.
 
-    A row holds at most twelve states after the same number of queries, the most frequent first. The width of
-    a line shows the probability of its transition.
+    Each row has the most frequent states after the same number of queries, at most twelve. The width of a
+    line shows the probability of its transition.
 
     Raises
     ------
     InvalidUsageError
-        If there is no such procedure.
+        If the predictor does not have the procedure.
     """
     titles = {models.title: models for models in predictor.procedures}
     if procedure not in titles:
@@ -40,7 +40,7 @@ def draw(predictor: Predictor, procedure: str) -> str:
             hint=did_you_mean(procedure, titles, "procedures"),
         )
     models = titles[procedure]
-    model = max(models.models, key=lambda one: sum(one.edges[BEGIN].values()))
+    model = max(models.models, key=lambda model: sum(model.edges[BEGIN].values()))
     rows = _arrange(model)
     width = max(map(len, rows)) * (_WIDTH + _GAP) + _GAP
     height = len(rows) * (_HEIGHT + _GAP) + _GAP
@@ -79,7 +79,7 @@ def draw(predictor: Predictor, procedure: str) -> str:
 
 
 def _arrange(model: MarkovModel) -> list[list[int]]:
-    """Return the vertices of each row: the start, the states by their number of queries, and the ends."""
+    """Return the vertices of each row: the start, the states in the order of queries, and the ends."""
     seen, rows, row = {BEGIN}, [[BEGIN]], [BEGIN]
     while row:
         weights: dict[int, int] = {}

@@ -1,4 +1,7 @@
-"""Find the event attributes that are keys of queries, by the compiler or a trace (H-Store §5.3.1)."""
+"""Find the event attributes from which the keys of queries come, with the compiler or from a trace.
+
+This is the parameter mapping of H-Store §5.3.1.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ from penstock.procedures.texts import Numbers
 __all__ = ["LEAST_COEFFICIENT", "base_attribute", "find_bounds", "find_sources"]
 
 LEAST_COEFFICIENT = 0.9
-"""Attributes with a lower coefficient are not sources: their values are equal by chance."""
+"""An attribute is a source only if it equals the key in this share of comparisons; less may be chance."""
 
 _LEAST_COMPARISONS = 10
-"""A counter gets its own source only after this many comparisons: fewer may be equal by chance."""
+"""A counter gets its own source only after this many comparisons; fewer may be equal by chance."""
 _MODES = {
     "read": AccessMode.READ,
     "write": AccessMode.WRITE,
@@ -41,13 +44,14 @@ Booleans = npt.NDArray[np.bool_]
 
 
 def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
-    """Return a procedure's parameter mapping: the best attribute for each query and column of its key.
+    """Return a procedure's parameter mapping: the best attribute for each query and each column of its key.
 
-    A source is exact if all accesses of this kind to this table in the procedure's text use the attribute.
-    Otherwise the coefficient decides: the share of invocations in which attribute and key were equal, as the
-    geometric mean over all counters. If no attribute suffices for all counters, each counter has its own
-    source. A text of digits is compared as a number, as in TATP's subscriber numbers (departure from H-Store
-    §5.3.1).
+    A source is exact if all accesses of the query's kind to the table, in the procedure's text, use the
+    attribute. Otherwise the coefficient decides: the share of invocations in which attribute and key were
+    equal. The counter of an invocation is the number of earlier invocations of the query in the transaction;
+    the coefficient is the geometric mean over all counters. If no attribute is good enough for all counters,
+    each counter has its own source. A text of digits is compared as a number, as in TATP's subscriber numbers
+    (departure from H-Store §5.3.1).
     """
     counters = trace.counters()
     owner = np.repeat(np.arange(trace.transactions), np.diff(trace.starts))
@@ -56,16 +60,17 @@ def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
         chosen = trace.query == place
         spec = trace.tables[name.table]
         for number, column in enumerate(spec.key_columns):
-            if (attribute := _exact(trace.program, name, number)) is not None:
-                sources.append(Source(place, column.name, attribute, ANY_COUNTER, 1.0, is_exact=True))
+            if (exact := _exact(trace.program, name, number)) is not None:
+                sources.append(Source(place, column.name, exact, ANY_COUNTER, 1.0, is_exact=True))
                 continue
             values, known = key_numbers(trace, place, number)
             if not known.any():
                 continue
             equal = {
-                one: _equal(trace.events, one, column, owner[chosen], counters[chosen], values) & known
-                for one in trace.program.event
-                if one.kind is column.kind or _may_be_digits(one, column)
+                attribute: _equal(trace.events, attribute, column, owner[chosen], counters[chosen], values)
+                & known
+                for attribute in trace.program.event
+                if attribute.kind is column.kind or _may_be_digits(attribute, column)
             }
             sources += _best(place, column, equal, counters[chosen])
     return tuple(sources)
@@ -74,10 +79,10 @@ def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
 def find_bounds(trace: ProcedureTrace) -> tuple[Bound, ...]:
     """Return how the event limits the number of times that a transaction executes each query.
 
-    The trace shows a limit if no transaction exceeds it. A list limits a query if most committed
+    A limit holds if no transaction of the trace exceeds it. A list limits a query if most committed
     transactions execute the query once for each element. A query may also be excluded because an attribute
-    is null, or because it is not null. Last come queries that no transaction executes before a query of a
-    list (departure from H-Store §5.3.1).
+    is null, or because it is not null. A last kind of limit is for queries that transactions execute only
+    after all queries of their lists (departure from H-Store §5.3.1).
     """
     count = trace.transactions
     owner = np.repeat(np.arange(count), np.diff(trace.starts))
@@ -105,7 +110,7 @@ def find_bounds(trace: ProcedureTrace) -> tuple[Bound, ...]:
 
 
 def _last_queries(trace: ProcedureTrace, owner: Numbers, required: Sequence[int]) -> Iterator[int]:
-    """Yield the queries that no transaction executes before one of the required queries."""
+    """Yield the queries that transactions execute only after all of their required queries."""
     ends = np.full(trace.transactions, -1)
     is_required = np.isin(trace.query, required)
     np.maximum.at(ends, owner[is_required], np.flatnonzero(is_required))
@@ -120,7 +125,7 @@ def _may_be_digits(attribute: Column, column: Column) -> bool:
 
 
 def _exact(program: Program, name: QueryName, column: int) -> str | None:
-    """Return the attribute that all accesses of this kind have as a column of their key."""
+    """Return the attribute that is this key column in all accesses of the query's kind; None if none is."""
     mode = _MODES.get(name.verb)
     origins = {
         access.origins[column]
@@ -140,10 +145,10 @@ def _equal(
     counter: Numbers,
     values: Numbers,
 ) -> Booleans:
-    """For each query, return whether its value equals the event's attribute.
+    """Return, for each query, whether the value in its key equals the event's attribute.
 
-    If the attribute is a list, the element at the query's counter is compared. If the attribute is a text and
-    the key column has integers, the number that the digits of the text form is compared.
+    If the attribute is a list, the query's counter is the position of the element to compare. If the
+    attribute is a text and the key column has integers, the text's digits are compared as a number.
     """
     array = events.column(attribute.name)
     places = owner
@@ -193,7 +198,7 @@ def _geometric_mean(shares: npt.NDArray[np.float64]) -> float:
 
 
 def base_attribute(trace: ProcedureTrace, sources: tuple[Source, ...]) -> str | None:
-    """Return the attribute that is in the keys of most queries; None if no attribute is in any key."""
+    """Return the attribute that determines the partitions of most queries; None if no attribute does."""
     counts = np.bincount(trace.query, minlength=len(trace.names))
     weights: dict[str, int] = {}
     lists = {one.name for one in trace.program.event if one.is_list}

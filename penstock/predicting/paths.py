@@ -1,4 +1,4 @@
-"""The paths that transactions take and were estimated to take, for `penstock.speculating` (H-Store §6.2)."""
+"""Make the actual and the estimated paths of transactions, for `penstock.speculating` (H-Store §6.2)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ THRESHOLD = 0.5
 
 
 class KeyNumbers:
-    """A number for each row that is named; equal rows have equal numbers."""
+    """Numbers rows by their table and key; the same row always gets the same number."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, tuple[Any, ...]], int] = {}
 
     def number(self, table: str, key: tuple[Any, ...]) -> int:
-        """Return the number of a row; `UNKNOWN_KEY` if a column of its key is not known."""
+        """Return the number of a row; `UNKNOWN_KEY` if a value of its key is unknown."""
         if any(value is None for value in key):
             return UNKNOWN_KEY
         return self._numbers.setdefault((table, key), len(self._numbers))
@@ -53,20 +53,20 @@ def read_transactions(
     rules: ConflictRules,
     keys: KeyNumbers,
 ) -> list[Transaction]:
-    """Return the transactions of a trace, with the estimates that models give.
+    """Return the transactions of a trace, with the estimates that the models make.
 
     Parameters
     ----------
     samples : Samples
-        The transactions.
+        The transactions of one procedure.
     models : ProcedureModels
-        The models.
+        The models of the procedure.
     statements : sequence of Statement
         The statement of each query; see `statements_of`.
     rules : ConflictRules
-        The conflict rules, which include these statements.
+        The conflict rules, which must include these statements.
     keys : KeyNumbers
-        The numbers of rows.
+        The numbers of rows, shared by all procedures.
     """
     trace = samples.trace
     numbers = [rules.number(one) for one in statements]

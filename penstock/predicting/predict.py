@@ -57,8 +57,8 @@ def predict(
     tables : mapping, optional
         The rows that the tables have before the first request.
     log : str or path, optional
-        The directory of a database. The requests are the calls since the database's newest stored version;
-        the rows are the rows of that version. Another process may have the database open meanwhile.
+        The directory of a database. The requests are the calls since the database's newest stored version,
+        and the rows come from that version. Another process may have the database open meanwhile.
     partitions : int
         The number of partitions, 2 to 64.
     ranges : mapping, optional
@@ -66,7 +66,7 @@ def predict(
     design : PartitionDesign, str or path, optional
         A design, instead of `partitions` and `ranges`.
     kind : str, optional
-        An event attribute that selects what a procedure does. Each value of this attribute gets its own
+        An event attribute that decides what a procedure does. Each value of this attribute gets its own
         models.
     threshold : float
         The lowest probability at which a prediction is used.
@@ -90,15 +90,17 @@ def predict(
     if not 0.0 < threshold <= 1.0:
         raise InvalidUsageError("a threshold is above 0 and at most 1", threshold=threshold)
     if (requests is None) == (log is None):
-        raise InvalidUsageError("a trace is requests or a log", hint="give one of both")
+        raise InvalidUsageError(
+            "a trace comes from requests or from a log", hint="give one of requests= and log="
+        )
     specs = database.tables
     if design is not None:
         if ranges:
-            raise InvalidUsageError("a design says the ranges", hint="leave out ranges=")
+            raise InvalidUsageError("the design determines the ranges", hint="leave out ranges=")
         chosen = PartitionDesign.load(design)
         if chosen.several:
             raise InvalidUsageError(
-                "the predictor knows tables that are partitioned by one column",
+                "a predictor supports only tables that are partitioned by one column",
                 tables=sorted(chosen.several),
                 hint="partition them by one column",
             )

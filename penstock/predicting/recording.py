@@ -1,7 +1,7 @@
-"""Runs requests in Python over dicts, and records the queries that they execute, in order (H-Store §5.2.1).
+"""Run requests in Python over dicts, and record the queries that they execute, in order (H-Store §5.2.1).
 
 A query is a look-up, a write, an insert or a delete of one row, or a look-up by an index. Consecutive writes
-of one row are one query. The rows that an index finds are not queries themselves.
+of one row are one query. Reading the rows that an index finds is not a further query.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from penstock.procedures.texts import Numbers
 
 __all__ = ["ProcedureTrace", "key_numbers", "record"]
 
-Note = tuple[QueryName, Key]
+RecordedQuery = tuple[QueryName, Key]
 Masks = npt.NDArray[np.uint64]
 
 
@@ -48,23 +48,26 @@ class ProcedureTrace:
     Attributes
     ----------
     procedure : str
-        The procedure.
+        The procedure's name.
     kind : tuple of str and object, optional
-        An attribute and the value that all events have.
+        The name of an attribute, and the value that it has in all events.
     program : Program
-        The program.
+        The compiled procedure.
     events : pyarrow.RecordBatch
-        The events.
+        The event of each transaction.
     names : tuple of QueryName
-        The names of queries.
+        The distinct names of queries.
     starts : ndarray of int64
         The position of each transaction's first query; the last element is the number of queries.
     query : ndarray of int64
-        The position of each query's name.
+        The position in `names` of each query's name.
     keys : mapping
-        For each position of a name, the key columns of the name's queries, in order; null if unknown.
+        For each position in `names`, the keys of the queries with this name: an array for each key column. An
+        unknown value is null.
     aborted : ndarray of bool
         Whether each transaction was rejected.
+    tables : mapping
+        The tables by name.
     """
 
     procedure: str
@@ -80,7 +83,7 @@ class ProcedureTrace:
 
     @property
     def title(self) -> str:
-        """The name for people."""
+        """The procedure's name, followed by the value in `kind`."""
         return self.procedure if self.kind is None else f"{self.procedure} {self.kind[1]}"
 
     @property
@@ -89,7 +92,7 @@ class ProcedureTrace:
         return len(self.aborted)
 
     def counters(self) -> Numbers:
-        """Return for each query how often its transaction has already executed it."""
+        """Return, for each query, how often its transaction has executed a query of this name before."""
         owner = np.repeat(np.arange(self.transactions), np.diff(self.starts))
         groups = owner * max(len(self.names), 1) + self.query
         order = np.argsort(groups, kind="stable")
@@ -135,49 +138,51 @@ class ProcedureTrace:
 
 
 class _Journal(list[Any]):
-    """The changes of a transaction; notes each change as a query."""
+    """The undo journal of a transaction. Each new entry is also recorded as a query."""
 
     def append(self, change: Any, /) -> None:
         super().append(change)
-        change[0].note_change(change[1])
+        change[0].record_change(change[1])
 
 
 class _RecordingTable(GroupedTable):
-    """A table that notes queries."""
+    """A table that records the queries that access it."""
 
-    def __init__(self, spec: TableSpec, rows: Iterable[Row], journal: _Journal, notes: list[Note]) -> None:
+    def __init__(
+        self, spec: TableSpec, rows: Iterable[Row], journal: _Journal, queries: list[RecordedQuery]
+    ) -> None:
         super().__init__(spec, rows, journal)
-        self._notes = notes
+        self._queries = queries
         self._names = {verb: QueryName(verb, spec.name) for verb in ("read", "write", "insert", "delete")}
         self._change_verb = "write"
 
-    def note(self, name: QueryName, key: Key) -> None:
-        """Note a query of the present transaction."""
-        self._notes.append((name, key))
+    def record(self, name: QueryName, key: Key) -> None:
+        """Record a query of the current transaction."""
+        self._queries.append((name, key))
 
-    def note_change(self, key: Key) -> None:
-        """Note a change of a row; consecutive writes of one row are one query."""
+    def record_change(self, key: Key) -> None:
+        """Record a change of a row; consecutive writes of one row are one query."""
         self.moved.add(key)
         query = (self._names[self._change_verb], key)
-        if self._change_verb != "write" or not self._notes or self._notes[-1] != query:
-            self._notes.append(query)
+        if self._change_verb != "write" or not self._queries or self._queries[-1] != query:
+            self._queries.append(query)
 
-    def note_undo(self, key: Key) -> None:
-        """Note that a change of a row was undone."""
+    def record_undo(self, key: Key) -> None:
+        """Record that a change of a row was undone; this is not a query."""
         self.moved.add(key)
 
     def get(self, key: Any) -> Any:
-        """Return a row; None if there is none."""
-        self.note(self._names["read"], self._key(key))
+        """Return a row, or None if the table does not have it; record the read."""
+        self.record(self._names["read"], self._key(key))
         return super().get(key)
 
     def __contains__(self, key: Any) -> bool:
-        self.note(self._names["read"], self._key(key))
+        self.record(self._names["read"], self._key(key))
         return super().__contains__(key)
 
     def note_look_up(self, index: IndexSpec, columns: tuple[str, ...], key: Key) -> None:
-        """Note a look-up by an index; its rows are not queries."""
-        self.note(QueryName("select", self.spec.name, columns), key)
+        """Record a look-up by an index as one query."""
+        self.record(QueryName("select", self.spec.name, columns), key)
 
     def by(self, *columns: str) -> PlainSelection:
         """Return the rows in the order of an index."""
@@ -189,8 +194,8 @@ class _RecordingTable(GroupedTable):
         self._change_verb = "write"
 
 
-class _Collected:
-    """The recorded transactions of one procedure."""
+class _ProcedureTraceBuilder:
+    """Collects the recorded transactions of one procedure."""
 
     def __init__(self, procedure: str, kind: tuple[str, Any] | None, program: Program) -> None:
         self.procedure, self.kind, self.program = procedure, kind, program
@@ -201,13 +206,13 @@ class _Collected:
         self.keys: defaultdict[int, list[Key]] = defaultdict(list)
         self.aborted: list[bool] = []
 
-    def add(self, notes: Sequence[Note], *, aborted: bool) -> None:
+    def add(self, queries: Sequence[RecordedQuery], *, aborted: bool) -> None:
         """Add a transaction."""
-        for name, key in notes:
+        for name, key in queries:
             place = self.names.setdefault(name, len(self.names))
             self.query.append(place)
             self.keys[place].append(key)
-        self.sizes.append(len(notes))
+        self.sizes.append(len(queries))
         self.aborted.append(aborted)
 
     def build(self, tables: Mapping[str, TableSpec]) -> ProcedureTrace:
@@ -244,11 +249,12 @@ def record(
     database : Database
         The tables and procedures.
     requests : iterable of tuple
-        The name of a procedure, and its events, in the order of their calls.
+        Pairs of a procedure's name and its events, in the order of calls.
     tables : mapping or TableSet, optional
-        The first rows of tables.
+        The rows that the tables have before the first request.
     kind : str, optional
-        An event attribute that selects what a procedure does: each of its values gets a separate trace.
+        An event attribute that decides what a procedure does. Each value of this attribute gets a separate
+        trace.
 
     Raises
     ------
@@ -258,19 +264,19 @@ def record(
     """
     state = tables if isinstance(tables, TableSet) else _load(database, tables or {})
     journal = _Journal()
-    notes: list[Note] = []
+    queries: list[RecordedQuery] = []
     recording = {
-        name: _RecordingTable(spec, state[name].scan(), journal, notes)
+        name: _RecordingTable(spec, state[name].scan(), journal, queries)
         for name, spec in database.tables.items()
     }
-    collected: dict[tuple[str, Any], _Collected] = {}
+    builders: dict[tuple[str, Any], _ProcedureTraceBuilder] = {}
     all_rounds: dict[str, PlainRounds] = {}
     for name, rows in requests:
         program, events = find_program(database, name, rows)
         hidden = [spec.name for spec in program.tables if spec.name not in recording]
         if name in database.workflows or hidden or not isinstance(program, Program):
             raise InvalidUsageError(
-                "only compiled procedures over tables are predicted",
+                "only compiled procedures over tables can be predicted",
                 procedure=name,
                 hint="leave its requests out of the trace",
             )
@@ -278,34 +284,36 @@ def record(
         if kind is not None and kind in events.schema.names:
             kinds = events.column(kind).to_pylist()
         targets = {}
-        for one in dict.fromkeys(kinds):
-            chosen = pa.array([other == one for other in kinds])
-            key = (name, one)
-            if key not in collected:
-                collected[key] = _Collected(name, None if one is None else (str(kind), one), program)
-            collected[key].events.append(events.filter(chosen))
-            targets[one] = collected[key]
+        for value in dict.fromkeys(kinds):
+            chosen = pa.array([other == value for other in kinds])
+            key = (name, value)
+            if key not in builders:
+                builders[key] = _ProcedureTraceBuilder(
+                    name, None if value is None else (str(kind), value), program
+                )
+            builders[key].events.append(events.filter(chosen))
+            targets[value] = builders[key]
         if name not in all_rounds:
             all_rounds[name] = _rounds_of(database.procedures[name], recording, journal)
         rounds = all_rounds[name]
         function = rounds.function(database.procedures[name].text)
         parameters = [rounds.parameter(table) for table in database.procedures[name].text.tables]
-        for one, values in zip(kinds, python_rows(events), strict=True):
-            notes.clear()
+        for value, attributes in zip(kinds, python_rows(events), strict=True):
+            queries.clear()
             del journal[:]
             aborted = False
             try:
-                function(SimpleNamespace(**values), *parameters)
+                function(SimpleNamespace(**attributes), *parameters)
             except RejectedError:
                 aborted = True
                 for table, key, _ in journal:
-                    table.note_undo(key)
+                    table.record_undo(key)
                 rounds.undo(0)
-            targets[one].add(notes, aborted=aborted)
-    found = [one.build(database.tables) for one in collected.values() if one.aborted]
-    if not found:
+            targets[value].add(queries, aborted=aborted)
+    traces = [builder.build(database.tables) for builder in builders.values() if builder.aborted]
+    if not traces:
         raise InvalidUsageError("the trace has no transaction", database=database.name)
-    return found
+    return traces
 
 
 def _load(database: Database, tables: Mapping[str, Any]) -> TableSet:
@@ -328,7 +336,7 @@ def _rounds_of(procedure: Procedure, tables: Mapping[str, _RecordingTable], jour
 
 
 def key_numbers(trace: ProcedureTrace, place: int, column: int) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-    """Return a column of the keys of a query as integers, and whether each is known."""
+    """Return one key column of the queries with a name as integers, and whether each value is known."""
     spec = trace.tables[trace.names[place].table]
     values = trace.keys[place][column]
     known = values.is_valid().to_numpy(zero_copy_only=False)

@@ -16,7 +16,7 @@ _MOST_SOURCES = 20
 
 
 class PredictionResult:
-    """A predictor, and the accuracy of models trained on half of the trace for the other half.
+    """A predictor, and the accuracy of models that learn from one half of the trace, for the other half.
 
     Attributes
     ----------
@@ -39,12 +39,12 @@ class PredictionResult:
         return self.predictor.to_json()
 
     def to_svg(self, procedure: str) -> str:
-        """Draw the first model of a procedure as SVG.
+        """Draw the model that most transactions of a procedure use, as SVG.
 
         Raises
         ------
         InvalidUsageError
-            If there is no such procedure.
+            If the predictor does not have the procedure.
         """
         return draw(self.predictor, procedure)
 

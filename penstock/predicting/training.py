@@ -21,7 +21,7 @@ from penstock.procedures.texts import Numbers
 __all__ = ["Samples", "measure", "train"]
 
 _MOST_SAMPLES, _MOST_QUERIES = 3_000, 60_000
-"""The most transactions and queries with which features are selected; models are trained with all."""
+"""Features are selected with at most this many transactions and queries; models learn from all of them."""
 _LEAST_IN_CLUSTER = 5
 
 
@@ -34,7 +34,7 @@ class Samples:
     trace : ProcedureTrace
         The transactions.
     queries : list
-        The queries of each transaction.
+        A list of queries for each transaction.
     partitions : int
         The number of partitions.
     placements : mapping
@@ -63,7 +63,7 @@ class Samples:
 
     @property
     def writes(self) -> list[bool]:
-        """For each name of a query, whether the query writes."""
+        """Whether queries of each name write."""
         return [name.writes for name in self.trace.names]
 
 
@@ -173,16 +173,19 @@ def _judge_all(
 
 
 def measure(models: ProcedureModels, samples: Samples, threshold: float) -> Accuracy:
-    """Return the accuracy of models for transactions, from which the models do not learn."""
+    """Return the accuracy of models for transactions; the models do not learn from them."""
     trace = samples.trace
     if trace.names[: len(models.names)] != models.names:
-        samples = _renamed(samples, models)
+        samples = _renumber_queries(samples, models)
     numbers = models.choose(trace.events, trace.program.event, samples.partitions)
     return _judge_all(models, samples, np.arange(len(samples)), numbers, threshold)
 
 
-def _renamed(samples: Samples, models: ProcedureModels) -> Samples:
-    """Return samples whose queries have the numbers of the models; new names get the numbers after these."""
+def _renumber_queries(samples: Samples, models: ProcedureModels) -> Samples:
+    """Return samples in which queries have the numbers that their names have in the models.
+
+    Names that the models do not have get the next numbers.
+    """
     names = {name: place for place, name in enumerate(models.names)}
     for name in samples.trace.names:
         names.setdefault(name, len(names))

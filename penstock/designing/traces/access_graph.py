@@ -13,7 +13,7 @@ from penstock.designing.traces.trace import ANY_TABLE, Trace
 __all__ = ["Edge", "access_graph", "co_accessed_columns"]
 
 _LEAST_SHARE = 0.5
-"""Columns are joined if they hold the same value in this share of transactions that access both tables."""
+"""An edge counts if its columns have the same value in this share of the transactions with both tables."""
 
 Column = tuple[str, str]
 
@@ -25,11 +25,11 @@ class Edge:
     Attributes
     ----------
     columns : tuple
-        The two columns, each a table and a column of its key.
+        The two columns. Each is a pair of a table's name and the name of a column of its key.
     weight : int
-        The transactions that access both columns with the same value.
+        The number of transactions that access both columns with the same value.
     together : int
-        The transactions that access both tables.
+        The number of transactions that access both tables.
     """
 
     columns: tuple[Column, Column]
@@ -68,9 +68,10 @@ def access_graph(trace: Trace) -> list[Edge]:
 
 
 def co_accessed_columns(trace: Trace, edges: Sequence[Edge] | None = None) -> list[frozenset[Column]]:
-    """Return sets of columns that may be partitioned alike: a column, and the columns that edges join to it.
+    """Return sets of columns that may partition their tables alike.
 
-    A set has at most one column of each table: the column with the heaviest edge.
+    A set has a column and the columns that edges join to it, directly or through other columns. It has at
+    most one column of each table, the column with the heaviest edge.
     """
     strong = [
         edge

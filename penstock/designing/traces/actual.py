@@ -1,7 +1,7 @@
-"""The accesses of transactions whose events do not determine their partitions, from a run in Python.
+"""Add the accesses of transactions whose events do not determine their partitions, from a run in Python.
 
-An attribute of the event may still lead to the partition of most of these transactions: their routing
-attribute (H-Store §4.2). Only a run shows which rows these transactions access.
+A routing attribute of the event may still lead to the right partition of most of these transactions (H-Store
+§4.2). Only a run shows the rows that these transactions access.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from penstock.procedures.texts import Numbers
 __all__ = ["add_actual_accesses"]
 
 MOST_RECORDED = 50_000
-"""The most transactions that run; later transactions with unknown keys need all partitions."""
+"""At most this many transactions run. Later transactions with unknown keys need all partitions."""
 
 
 def add_actual_accesses(trace: Trace, calls: Sequence[Request], rows: TableSet) -> Trace:
-    """Return a trace with `Trace.actual`, if an attribute may route transactions with unknown keys.
+    """Return the trace; add `Trace.actual` if an attribute may route transactions with unknown keys.
 
     Parameters
     ----------
     trace : Trace
         The trace that `declare` made of the calls.
     calls : sequence of tuple
-        The name of a procedure, and its events, in the order of calls.
+        Pairs of a procedure's name and its events, in the order of calls.
     rows : TableSet
-        The rows before the calls.
+        The rows that the tables have before the calls.
     """
     database = trace.database
     routed = {
@@ -67,7 +67,7 @@ def add_actual_accesses(trace: Trace, calls: Sequence[Request], rows: TableSet) 
 
 
 def _attributes_of(database: Database, name: str) -> tuple[str, ...]:
-    """Return the attributes that may route a procedure; none if events determine all of its keys."""
+    """Return the attributes that may route a procedure; none if events determine all keys of its accesses."""
     compiled = database.procedures[name].programs
     programs = [program for program in compiled if isinstance(program, Program) and not program.stages]
     if not programs or len(programs) < len(compiled):
@@ -79,7 +79,10 @@ def _attributes_of(database: Database, name: str) -> tuple[str, ...]:
 
 
 def _recordable(database: Database, calls: Sequence[Request]) -> list[Request]:
-    """Return the first calls that Python can run; other calls do not run, so they change no rows."""
+    """Return the first calls that Python can run, with at most `MOST_RECORDED` events.
+
+    Other calls do not run, so they change no rows.
+    """
     found: list[Request] = []
     left = MOST_RECORDED
     for name, events in calls:
@@ -97,7 +100,7 @@ def _recordable(database: Database, calls: Sequence[Request]) -> list[Request]:
 
 
 def _replace_accesses(trace: Trace, chosen: Sequence[tuple[Numbers, ProcedureTrace]]) -> Trace:
-    """Return the trace with the accesses of a run for some transactions."""
+    """Return the trace in which the chosen transactions have the accesses that they made in a run."""
     places = {spec.name: place for place, spec in enumerate(trace.tables)}
     replaced = np.zeros(trace.transactions, np.bool_)
     for numbers, _ in chosen:
@@ -108,11 +111,11 @@ def _replace_accesses(trace: Trace, chosen: Sequence[tuple[Numbers, ProcedureTra
     for numbers, one in chosen:
         owner = numbers[np.repeat(np.arange(one.transactions), np.diff(one.starts))]
         for place, name in enumerate(one.names):
-            of = owner[one.query == place]
-            transactions.append(of)
-            tables.append(np.full(len(of), places[name.table], np.int16))
-            modes.append(np.full(len(of), Mode.WRITE if name.writes else Mode.READ, np.int8))
-            numbers_of_keys = np.zeros((len(trace.values), len(of)), np.int64)
+            owners = owner[one.query == place]
+            transactions.append(owners)
+            tables.append(np.full(len(owners), places[name.table], np.int16))
+            modes.append(np.full(len(owners), Mode.WRITE if name.writes else Mode.READ, np.int8))
+            numbers_of_keys = np.zeros((len(trace.values), len(owners)), np.int64)
             exists = np.zeros(numbers_of_keys.shape, np.bool_)
             columns = trace.tables[places[name.table]].key_columns
             for at, (column, array) in enumerate(zip(columns, one.keys[place], strict=True)):

@@ -1,4 +1,4 @@
-"""Tables of traces that find the rows of an index without a scan."""
+"""Tables for recording traces, which find the rows of an index without a scan."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Row = dict[str, Any]
 
 
 class GroupedTable(PlainTable):
-    """A table that keeps its keys grouped by the columns of look-ups.
+    """A table that groups its keys by the columns of look-ups.
 
     Parameters
     ----------
     spec : TableSpec
         The table.
     rows : iterable of dict
-        The first rows.
+        The rows that the table has at first.
     journal : list
         See `PlainTable`.
 
@@ -43,7 +43,7 @@ class GroupedTable(PlainTable):
         self._group_of: dict[tuple[str, ...], dict[Key, Key]] = {}
 
     def note_look_up(self, index: IndexSpec, columns: tuple[str, ...], key: Key) -> None:
-        """Record a look-up by the first `columns` of an index; unknown values in `key` are None."""
+        """Record a look-up by the first `columns` of an index; `key` has None for each unknown value."""
         raise NotImplementedError  # each recorder has its own form
 
     def peek(self, key: Key) -> Any:
@@ -51,7 +51,7 @@ class GroupedTable(PlainTable):
         return super().get(key)
 
     def group(self, columns: tuple[str, ...], values: Key) -> set[Key]:
-        """Return the keys of the rows with these values in the columns, and possibly of other rows."""
+        """Return the keys of all rows with these values in the columns; other keys may be among them."""
         if columns not in self._groups:
             self._groups[columns], self._group_of[columns] = defaultdict(set), {}
             self._arrange(columns, self.rows)

@@ -1,4 +1,4 @@
-"""Read the calls of a database's log without writing; another process may have the database open."""
+"""Read the calls in a database's log. Nothing is written, and another process may have the database open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["read_log_and_tables"]
 def read_log_and_tables(
     database: Database, location: str | os.PathLike[str]
 ) -> tuple[list[Request], TableSet]:
-    """Return the requests of a log since its newest version, and the tables in that version.
+    """Return the requests in a log since the database's newest version, and the tables in that version.
 
     The tables include the rows that later calls of `OpenDatabase.load` insert.
 

@@ -1,9 +1,9 @@
 """A trace of transactions: their accesses to rows as columns, for the designer (H-Store §4.2).
 
-The compiler finds the accesses in a procedure's text (`declare`), with the sources of the key columns:
-attributes of the event, elements of a list, rows that an index finds, or a named route. Penstock places a
-transaction by these accesses, whichever branches it takes, so the estimated cost is the cost in Penstock
-itself. A trace may also have the rows that transactions accessed when they ran (`recorded`);
+The compiler finds the accesses in a procedure's text (`declare`), and the source of each key column: an
+attribute of the event, an element of a list, a row that an index finds, or a named route. Penstock uses these
+accesses to place a transaction, whichever branches the transaction takes. So the estimated cost is the cost
+in Penstock itself. A trace may also have the accesses that transactions made when they ran (`recorded`);
 `benchmarks/designs/recorded_traces.py` makes such traces.
 """
 
@@ -36,9 +36,9 @@ from penstock.sql.expression import did_you_mean
 __all__ = ["ANY_TABLE", "Mode", "Request", "Trace", "TraceBuilder", "column_numbers", "declare"]
 
 ANY_TABLE = -1
-"""The table of a transaction that needs all partitions in any design."""
+"""The table in the access of a transaction that needs all partitions in every design."""
 Request = tuple[str, "pa.Table | pa.RecordBatch | Mapping[str, Any]"]
-"""The name of a procedure, and events for it."""
+"""The name of a procedure or workflow, and events for it."""
 Booleans = npt.NDArray[np.bool_]
 Values = tuple[Numbers, Booleans]
 
@@ -56,7 +56,7 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True)
 class Trace:
-    """Transactions in their order, and their accesses in the order of transactions.
+    """Transactions in the order of their calls, and their accesses in the order of the transactions.
 
     Attributes
     ----------
@@ -67,31 +67,33 @@ class Trace:
     procedures : tuple of str
         The procedures; transactions refer to them by position.
     attributes : tuple of tuple of str
-        For each procedure, the attributes by which its transactions may be routed; empty if Penstock routes
-        the transactions by their accesses alone.
+        For each procedure, the attributes that may route its transactions; empty if only accesses route the
+        transactions.
     procedure : ndarray of int32
-        For each transaction, its procedure.
+        The procedure of each transaction.
     routes : ndarray of int64, two-dimensional
-        For each entry of `attributes` and each transaction, the value of this attribute.
+        For each position in `attributes` (row) and each transaction (column), the hash of the attribute.
     has_route : ndarray of bool
-        Whether the value exists.
+        Whether the transaction has a value for the attribute, in the shape of `routes`.
     transaction, table, mode : ndarray
-        For each access, its transaction, table and `Mode`.
+        The transaction, table and `Mode` of each access.
     index : ndarray of int64
-        The number of the secondary index of a `Mode.SELECT` or `Mode.FOUND`; for a `Mode.WRITE` a bit for
-        each secondary index that it changes.
+        For an access with `Mode.SELECT` or `Mode.FOUND`, the number of the secondary index. For an access
+        with `Mode.WRITE`, a bit for each secondary index that the write changes.
     values : ndarray of int64, two-dimensional
-        For each column of a key and each access, the column's value: an integer, or the hash of a text.
+        For each key column (row) and each access (column), the key's value: an integer, or the hash of a
+        text.
     known : ndarray of bool
-        Whether the value is known. An access with an unknown value needs all partitions of the column.
+        Whether each of `values` is known. If an access has an unknown value in the column that partitions a
+        table, it needs all partitions.
     sizes : ndarray of int64
-        The bytes of each table; zeros if unknown.
+        The bytes of each table; zeros if they are unknown.
     recorded : bool
-        Whether the accesses were recorded in a run; then an attribute may determine where a transaction
-        begins.
+        Whether the accesses were recorded in a run. In a recorded trace, an attribute may determine the
+        partition in which a transaction begins.
     actual : Trace, optional
-        The same transactions, but the transactions of procedures with `attributes` have the accesses that
-        they made in a run.
+        A trace of the same transactions. Transactions of procedures with `attributes` have the accesses that
+        they made in a run; all others have their declared accesses.
     """
 
     database: Database
@@ -131,13 +133,13 @@ class Trace:
 
 
 def column_numbers(column: Column, values: pa.Array[Any]) -> Numbers:
-    """Return values as integers; for texts, their hashes."""
+    """Return values as integers; a text becomes its hash."""
     return hash_values(column, values) if column.kind.is_interned else numbers_of(column, values)
 
 
 @dataclass(frozen=True)
 class _Accesses:
-    """Accesses to one table as arrays; `values` and `known` have the columns of its key."""
+    """Accesses to one table as arrays; `values` and `known` have an array for each key column."""
 
     transaction: Numbers
     table: int
@@ -148,7 +150,7 @@ class _Accesses:
 
 
 class TraceBuilder:
-    """Collects transactions and their accesses, a whole request at a time.
+    """Collects transactions and their accesses; each request is added as a whole.
 
     Parameters
     ----------
@@ -169,13 +171,13 @@ class TraceBuilder:
         self._sizes = [(sizes or {}).get(spec.name, 0) for spec in self.tables]
         self._recorded = recorded
         self._procedures: dict[str, dict[str, int]] = {}
-        """For each procedure, its attributes and their places."""
+        """For each procedure, the position of each attribute by the attribute's name."""
         self._places: list[int] = []
         self._routes: list[tuple[int, Numbers, Numbers, Booleans]] = []
         self._accesses: list[_Accesses] = []
 
     def begin(self, procedures: Sequence[str]) -> Numbers:
-        """Add a transaction of each of these procedures; return their numbers."""
+        """Add one transaction for each name in `procedures`; return the numbers of the transactions."""
         for name in dict.fromkeys(procedures):
             self._procedures.setdefault(name, {})
         numbers = {name: place for place, name in enumerate(self._procedures)}
@@ -184,7 +186,7 @@ class TraceBuilder:
         return np.arange(first, len(self._places))
 
     def add_routes(self, procedure: str, numbers: Numbers, attributes: Mapping[str, Values]) -> None:
-        """Add the attributes that may route transactions: their hashes, and whether they exist."""
+        """Add attributes that may route transactions, each with hashes, and whether each hash exists."""
         places = self._procedures[procedure]
         for name, (values, there) in attributes.items():
             self._routes.append((places.setdefault(name, len(places)), numbers, values, there))
@@ -207,10 +209,10 @@ class TraceBuilder:
         table : int
             The position of the table.
         mode, values, index : ndarray
-            See `Trace`. An entry of `values` is None if that key column's value is not known for any of these
-            accesses.
+            See `Trace`. `values` has None for a key column if no access has a known value in this column.
         known : list of ndarray, optional
-            For each column of `values`, whether its values are known; by default they are.
+            For each key column, whether the access has a known value. By default, every value in `values` is
+            known.
         """
         count = len(numbers)
         there = known or [np.full(count, column is not None) for column in values]
@@ -271,17 +273,17 @@ class TraceBuilder:
 
 
 def declare(database: Database, requests: Iterable[Request], rows: TableSet | None = None) -> Trace:
-    """Return the trace of requests, from the accesses that the compiler finds; nothing runs.
+    """Return the trace of requests, from the accesses that the compiler finds. No procedure runs.
 
     Parameters
     ----------
     database : Database
         The procedures and tables.
     requests : iterable of tuple
-        The name of a procedure or workflow, and its events, in the order of their calls.
+        Pairs of a procedure's or workflow's name and its events, in the order of calls.
     rows : TableSet, optional
-        The rows before the requests, in which indexes find rows. By default the rows that an index finds may
-        be in any partition.
+        The rows that the tables have before the requests, for look-ups by index. Without them, a row that an
+        index finds may be in any partition.
 
     Raises
     ------
@@ -344,7 +346,9 @@ def _declare(
 
 
 def linked_columns(database: Database, procedures: Sequence[str]) -> list[set[tuple[str, str]]]:
-    """Return key columns with values of the same domain: the same name and type, or the same origin.
+    """Return sets of key columns whose values have the same domain.
+
+    Columns of a set have the same name and type, or a procedure takes their values from the same origin.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Estimates of what a transaction will do, and the resulting optimizations (H-Store §5.3.2, §5.3.3)."""
+"""Estimate what a transaction will do, and decide on optimizations (H-Store §5.3.2, §5.3.3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.predicting.models.parameters import EventParameters, Parameters
 from penstock.predicting.models.walk_kernels import MOST_QUERIES, Graph, walk, walk_all
 from penstock.procedures.texts import Numbers
 
-__all__ = ["Estimate", "Walker", "finished"]
+__all__ = ["Estimate", "Walker", "finished_partitions"]
 
 Masks = npt.NDArray[np.uint64]
 
@@ -28,17 +28,18 @@ class Estimate:
     Attributes
     ----------
     path : tuple of int
-        The vertices that it will reach.
+        The vertices that the transaction will reach.
     masks : tuple of int
-        For each query of the path, a bit for each partition that it accesses.
+        A mask for each query of the path, with a bit for each partition that the query accesses.
     later : tuple of int
-        For each query of the path, a bit for each partition that the following queries access.
+        A mask for each query of the path, with a bit for each partition that the following queries access.
     base : int
-        The partition that the transaction will access most (OP1); -1 if it needs none.
+        The partition that the transaction will access most (OP1); -1 if it accesses no partition.
     partitions : int
-        A bit for each partition that it will need (OP2).
+        A mask with a bit for each partition that the transaction will need (OP2).
     written : int
-        A bit for each partition in which it will write, or may write if the event does not determine where.
+        A mask with a bit for each partition in which the transaction will write. If the event does not
+        determine the partition of a write, the mask has all partitions in which it may be.
     is_complete : bool
         Whether the path reaches an end through states of the model.
     is_resolved : bool
@@ -46,7 +47,7 @@ class Estimate:
     confidence : float
         The probability of the path, given the event.
     abort : float
-        The greatest probability of an abort over all states of the path; see `MarkovModel.risk`.
+        The greatest `MarkovModel.risk` of all states of the path.
     """
 
     path: tuple[int, ...]
@@ -67,21 +68,21 @@ class Estimate:
 
     @property
     def needs_undo(self) -> bool:
-        """Whether the transaction needs an undo log from its start (OP3); true if that is uncertain."""
+        """Whether the transaction needs an undo log from its start (OP3); true if the estimate is unsure."""
         return not (self.is_single and self.is_complete and self.abort == 0.0)
 
 
 class Walker:
-    """Estimates transactions by the models of a procedure.
+    """Estimates what transactions will do, with the models of a procedure.
 
     Parameters
     ----------
     models : sequence of MarkovModel
         The models.
     writes : sequence of bool
-        For each name of a query, whether the query writes.
+        Whether queries of each name write.
     parameters : Parameters
-        The partitions of queries.
+        Computes the partitions of queries from events.
     threshold : float
         The least probability at which a partition is considered needed.
     """
@@ -97,7 +98,7 @@ class Walker:
         self._seen = np.empty((models[0].partitions, 3))
 
     def estimate(self, values: EventParameters, event: int, model: int) -> Estimate:
-        """Return the estimate of an event; equal estimates are computed once."""
+        """Return the estimate of an event; estimates are cached by `EventParameters.signature`."""
         key = (model, *values.signature(event))
         found = self._known.get(key)
         if found is None:
@@ -158,32 +159,31 @@ def _make_graph(models: Sequence[MarkovModel], writes: Sequence[bool], parameter
     )  # fmt: skip
 
 
-def finished(
-    model: MarkovModel, found: Estimate, step: int, vertex: int, threshold: float, *, follows: bool
+def finished_partitions(
+    model: MarkovModel, estimate: Estimate, step: int, vertex: int, threshold: float, *, follows: bool
 ) -> int:
-    """Return a bit for each partition that a transaction no longer needs after its query `step` (OP4).
+    """Return a mask of the partitions that a transaction no longer needs after its query `step` (OP4).
 
-    If the transaction follows an estimate whose partitions the event determines, the result is all
-    partitions that the rest of the path does not access. Otherwise the probability table determines the
-    result.
+    If the transaction follows an estimate whose partitions the event determines, the mask has all partitions
+    that the rest of the path does not access. Otherwise the probability table determines the mask.
 
     Parameters
     ----------
     model : MarkovModel
         The model.
-    found : Estimate
-        The estimate.
+    estimate : Estimate
+        The estimate of the transaction.
     step : int
-        The number of the query.
+        The number of the query that the transaction has executed last, from 0.
     vertex : int
         The vertex that the transaction has reached; -1 if the model does not have it.
     threshold : float
-        The least probability.
+        The least probability at which an estimate is used, and at which a partition is considered finished.
     follows : bool
         Whether the transaction has executed the queries of the estimate so far.
     """
-    if follows and found.is_resolved and found.confidence >= threshold:
-        return ((1 << model.partitions) - 1) & ~found.later[step]
+    if follows and estimate.is_resolved and estimate.confidence >= threshold:
+        return ((1 << model.partitions) - 1) & ~estimate.later[step]
     if not 0 <= vertex < model.processed:
         return 0
     return sum(1 << int(place) for place in (model.finish[vertex] >= threshold).nonzero()[0])

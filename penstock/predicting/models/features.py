@@ -1,4 +1,4 @@
-"""Features of events, and the decision tree that chooses a model by them (H-Store §5.4, Table 5.1)."""
+"""Features of events, and the decision tree that chooses a model from features (H-Store §5.4, Table 5.1)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Feature(NamedTuple):
     Attributes
     ----------
     category : Category
-        `VALUE` is the value of an attribute, `HASH` its partition by the hash, `NULL` whether it is null.
-        `LENGTH` is the length of a list, and `SAME_HASH` whether all its elements have the same partition.
-        `BASE` is whether the attribute, or all its elements, have the partition of the attribute that places
-        most queries.
+        `VALUE` is the value of an attribute, `HASH` the partition of its hash, and `NULL` whether it is null.
+        `LENGTH` is the length of a list, and `SAME_HASH` whether all elements have the same partition. `BASE`
+        is whether the attribute, or each element of a list, has the same partition as the base attribute,
+        which determines the partitions of most queries.
     attribute : str
-        The attribute.
+        The attribute's name.
     """
 
     category: Category
@@ -57,7 +57,7 @@ class Feature(NamedTuple):
 
 
 def features_of(event: Sequence[Column], base: str | None) -> list[Feature]:
-    """Return all features of an event; `base` is the attribute that places most queries."""
+    """Return all features of an event; `base` is the base attribute, if there is one."""
     found = []
     for column in event:
         if column.nullable:
@@ -81,7 +81,7 @@ def read_features(
     base: str | None,
     partitions: int,
 ) -> Floats:
-    """Return a row of values for each event; a missing value is -1."""
+    """Return a row for each event with the value of each feature; a missing value is -1."""
     columns = {column.name: column for column in event}
     rows = np.empty((events.num_rows, len(features)))
     for place, (category, attribute) in enumerate(features):
@@ -126,18 +126,18 @@ def _hashes(column: Column, values: pa.Array[Any], partitions: int) -> Numbers:
 
 @dataclass(frozen=True)
 class Tree:
-    """A decision tree; a leaf has -1 in `feature`.
+    """A decision tree as tuples with a value for each node; node 0 is the root.
 
     Attributes
     ----------
     feature : tuple of int
-        The position of the feature that each node compares.
+        The position of the feature that the node compares; -1 for a leaf.
     bound : tuple of float
-        The greatest value of the left branch.
+        Rows whose feature has at most this value take the left branch.
     left, right : tuple of int
-        The nodes of the branches.
+        The numbers of the nodes at the ends of the branches.
     model : tuple of int
-        The number of the model, for leaves.
+        For a leaf, the number of the model.
     """
 
     feature: tuple[int, ...] = (-1,)

@@ -1,4 +1,4 @@
-"""Notice that transactions no longer do what a model expects, and adapt the model (H-Store §5.3.5)."""
+"""Detect that a model no longer fits its transactions, and recompute the model (H-Store §5.3.5)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _WINDOW = 200
 
 
 class ModelMaintenance:
-    """Counts the transitions of transactions, and recomputes a model if they differ from its expectation.
+    """Counts the transitions of transactions, and recomputes a model whose accuracy is low.
 
-    The accuracy is the overlap of the seen transitions with the distribution that the model expects. At each
-    vertex it is the sum, over all transitions, of the smaller of the expected and the seen share; vertices
-    are weighted by their visits. New counts replace the old counts, so that a model follows its workload.
+    The accuracy is the overlap of the observed transitions with the distribution that the model expects. At
+    each vertex, the accuracy is the sum, over all transitions, of the smaller of the expected and the
+    observed share. Vertices are weighted by their visits. When a model is recomputed, the observed counts
+    replace the old counts.
 
     Parameters
     ----------
@@ -30,7 +31,7 @@ class ModelMaintenance:
     Attributes
     ----------
     recomputed : int
-        How often the model was recomputed.
+        The number of times that the model was recomputed.
     """
 
     def __init__(self, model: MarkovModel) -> None:

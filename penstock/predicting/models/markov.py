@@ -38,18 +38,18 @@ class Query(NamedTuple):
 
 
 class State(NamedTuple):
-    """A vertex: one invocation of a query, with the history that matters.
+    """The state of a vertex: one invocation of a query, and the history of its transaction.
 
     Attributes
     ----------
     name : int
         The position of the query's name.
     counter : int
-        How often the transaction has already executed this query.
+        How often the transaction has executed this query before.
     partitions : int
-        A bit for each partition that the query accesses.
+        A mask with a bit for each partition that the query accesses.
     previous : int
-        A bit for each partition that the transaction has already accessed.
+        A mask with a bit for each partition that the transaction has accessed before.
     """
 
     name: int
@@ -59,21 +59,21 @@ class State(NamedTuple):
 
 
 def bits(mask: int) -> list[int]:
-    """Return the numbers of the bits that are set."""
+    """Return the positions of the set bits."""
     return [place for place in range(mask.bit_length()) if mask >> place & 1]
 
 
 class MarkovModel:
     """The states that transactions of a procedure reach, and how often each state follows another.
 
-    `process` computes the tables from the counts. States that were added since then have no probabilities.
+    `process` computes the probabilities from the counts. States that were added later have no probabilities.
 
     Parameters
     ----------
     partitions : int
         The number of partitions.
     writes : sequence of bool
-        For each name of a query, whether the query writes.
+        Whether queries of each name write.
 
     Attributes
     ----------
@@ -82,16 +82,15 @@ class MarkovModel:
     edges : list of dict
         For each vertex, the number of transitions to each next vertex.
     abort, single : ndarray
-        For each vertex, the probability that the transaction will abort, and that it needs only one
-        partition.
+        For each vertex, the probability that the transaction will abort, and the probability that the
+        transaction needs only one partition.
     risk : ndarray
-        For each vertex, the greatest `abort` of all vertices of the same invocation of the same query,
-        whatever their partitions. The risk is 1 if too few transactions have reached these vertices to prove
-        anything.
+        For each vertex, the greatest `abort` of all vertices with the same `State.name` and `State.counter`.
+        The risk is 1 if too few transactions have reached these vertices.
     reads, changes, finish : ndarray, two-dimensional
-        For each vertex and partition, the probabilities that the transaction reads the partition from this
-        query on, writes the partition from this query on, and does not access the partition after this
-        query.
+        For each vertex (row) and partition (column), three probabilities: the transaction reads the partition
+        from this query on; it writes the partition from this query on; it does not access the partition after
+        this query.
     """
 
     def __init__(self, partitions: int, writes: Sequence[bool]) -> None:
@@ -115,11 +114,11 @@ class MarkovModel:
         return len(self.abort)
 
     def vertex(self, state: State) -> int:
-        """Return the vertex of a state; -1 if there is none."""
+        """Return the vertex of a state; -1 if the model does not have the state."""
         return self._vertices.get(state, -1)
 
     def add(self, queries: Iterable[Query], *, aborted: bool) -> list[int]:
-        """Add a transaction; return its path, with `BEGIN` and the end."""
+        """Add a transaction and return its path, from `BEGIN` to `COMMIT` or `ABORT`."""
         path = self.extend(queries, aborted=aborted)
         for one, other in itertools.pairwise(path):
             edges = self.edges[one]
@@ -127,7 +126,7 @@ class MarkovModel:
         return path
 
     def extend(self, queries: Iterable[Query], *, aborted: bool) -> list[int]:
-        """Return the path of a transaction, with vertices for new states, without counting transitions."""
+        """Return the path of a transaction; add vertices for new states, but count no transitions."""
         path = [BEGIN]
         for state in states_of(queries):
             vertex = self._vertices.get(state)
@@ -152,8 +151,8 @@ class MarkovModel:
     def process(self) -> None:
         """Compute the probability tables, each vertex after its successors.
 
-        Two equal states may follow each other in both orders, which makes cycles (departure from
-        H-Store §5.2.1). Sweeps are therefore repeated until nothing changes.
+        Two states may follow each other in either order, so there may be cycles (departure from H-Store
+        §5.2.1). So sweeps over all vertices are repeated until the probabilities converge.
         """
         count, width = len(self.states), self.partitions
         scalars, tables = np.zeros((count, 2)), np.zeros((count, width, 3))
@@ -193,7 +192,7 @@ class MarkovModel:
         return np.array(risk)
 
     def _reversed_order(self) -> list[int]:
-        """Return the vertices that transactions reach, successors first."""
+        """Return the vertices that transactions reach, each after its successors if there are no cycles."""
         order: list[int] = []
         seen = {BEGIN}
         stack: list[tuple[int, Iterator[int]]] = [(BEGIN, iter(self.edges[BEGIN]))]

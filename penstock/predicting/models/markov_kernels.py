@@ -1,4 +1,4 @@
-"""The probability tables of a Markov model (H-Store §5.2.2)."""
+"""The kernel that computes the probability tables of a Markov model (H-Store §5.2.2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sweep_tables(
     scalars: Floats,
     tables: Floats,
 ) -> float:
-    """Compute each vertex from its successors; return the greatest change of a probability.
+    """Compute the probabilities of each vertex from its successors; return the greatest change.
 
     Parameters
     ----------
@@ -37,16 +37,17 @@ def sweep_tables(
     children, shares : ndarray
         The vertex that each edge leads to, and its probability.
     accessed : ndarray, two-dimensional
-        Whether each vertex accesses each partition.
+        Whether the query of each vertex accesses each partition.
     writes : ndarray
-        Whether each vertex writes.
+        Whether the query of each vertex writes.
     alone : ndarray
-        Whether the transaction has accessed at most one partition at each vertex.
+        For each vertex, whether its query and all queries before it access at most one partition.
     scalars : ndarray, two-dimensional
-        For each vertex, the probability that a transaction aborts, and that it needs only one partition.
+        Receives, for each vertex, the probability that a transaction aborts, and the probability that it
+        needs only one partition.
     tables : ndarray, three-dimensional
-        For each vertex and partition, the probabilities that a transaction reads the partition, writes the
-        partition, and has finished with the partition.
+        Receives, for each vertex and partition, the probabilities that a transaction reads the partition,
+        writes the partition, and has finished with the partition.
     """
     greatest = 0.0
     width = tables.shape[1]

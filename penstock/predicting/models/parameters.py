@@ -1,4 +1,4 @@
-"""The partitions that a query will access, by the attributes of an event (H-Store §5.3.1)."""
+"""Compute the partitions that queries will access from the attributes of events (H-Store §5.3.1)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ __all__ = [
 
 ANY_COUNTER = -1
 AttributeKey = tuple[str, bool, object]
-"""An attribute, `Source.is_digits`, and `Placement.method`."""
+"""The name of an attribute, `Source.is_digits`, and `Placement.method`."""
 AttributePartitions = tuple[Numbers | None, Numbers]
-"""The start of each event's list, if the attribute is a list, and the partition numbers."""
+"""The start of each event's list (None if the attribute is not a list), and the partitions of all values."""
 
 
 class QueryName(NamedTuple):
@@ -46,9 +46,9 @@ class QueryName(NamedTuple):
     verb : str
         ``read``, ``write``, ``insert``, ``delete`` or ``select``.
     table : str
-        The table.
+        The table's name.
     columns : tuple of str
-        For an index look-up, the columns of the index whose values are given.
+        For a look-up by an index, the columns of the index whose values the query gives.
     """
 
     verb: str
@@ -67,24 +67,24 @@ class QueryName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The event attribute that gives the value of a column in the keys of a query's rows.
+    """The event attribute from which a key column of a query takes its value.
 
     Attributes
     ----------
     query : int
         The position of the query's name.
     column : str
-        The column of the key.
+        The key column's name.
     attribute : str
-        The attribute. If it is a list, invocation n uses element n.
+        The attribute's name. If the attribute is a list, invocation n of the query uses element n.
     counter : int
-        The invocation for which the source is valid; `ANY_COUNTER` for all invocations.
+        The invocation of the query, from 0, for which the source is valid; `ANY_COUNTER` for all invocations.
     coefficient : float
-        The share of invocations in the trace in which attribute and column were equal.
+        The share of invocations in the trace in which attribute and key column were equal.
     is_exact : bool
-        Whether the compiler derived the source, so that it always holds.
+        Whether the compiler derived the source. Such a source always holds.
     is_digits : bool
-        Whether the attribute is a text, whose digits are the number.
+        Whether the attribute is a text of digits, which stands for a number in the key.
     """
 
     query: int
@@ -100,26 +100,26 @@ class Limit(StrEnum):
     """How an attribute limits the number of times that a query is executed."""
 
     LENGTH = "length"
-    """At most once for each element of the list."""
+    """The query is executed at most once for each element of the list."""
     NULL = "null"
-    """Not if the attribute is null."""
+    """The query is not executed if the attribute is null."""
     VALUE = "value"
-    """Not if the attribute has a value."""
+    """The query is not executed if the attribute has a value."""
     LAST = "last"
-    """Not before the queries that are executed for each element of lists."""
+    """The query is executed only after all queries that are executed for each element of a list."""
 
 
 class Bound(NamedTuple):
-    """A limit of a query.
+    """A limit of how often a query is executed.
 
     Attributes
     ----------
     query : int
-        The place of the query's name.
+        The position of the query's name.
     attribute : str
-        The attribute; empty for `Limit.LAST`.
+        The attribute's name; empty for `Limit.LAST`.
     limit : Limit
-        The limit.
+        The kind of limit.
     is_reached : bool
         Whether transactions that commit execute the query as often as the limit allows.
     """
@@ -137,22 +137,22 @@ def read_digits(texts: pa.Array[Any]) -> pa.Array[Any]:
 
 
 class Parameters:
-    """The partitions of queries by the attributes of events, for the tables' present placement.
+    """Computes the partitions of queries from the attributes of events, for one placement of the tables.
 
     Parameters
     ----------
     names : sequence of QueryName
         The names of queries.
     sources : sequence of Source
-        Their sources.
+        The sources of the queries' keys.
     event : sequence of Column
-        The attributes.
+        The attributes of an event.
     placements : mapping
         The placements of partitioned tables.
     partitions : int
         The number of partitions.
     bounds : sequence of Bound
-        How often queries may be executed.
+        Limits of how often queries are executed.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Parameters:
     def read(
         self, events: pa.RecordBatch, known: dict[AttributeKey, AttributePartitions] | None = None
     ) -> EventParameters:
-        """Return the partitions of the attributes of events; `known` keeps them for other queries."""
+        """Return the partitions of the attributes of events; `known` caches them for further calls."""
         values = {} if known is None else known
         keys = {self._key(attribute): attribute for attribute in self.attributes()}
         for key in keys.keys() - values.keys():
@@ -214,7 +214,7 @@ class Parameters:
         return EventParameters([*(values[key] for key in keys), *limits], events.num_rows)
 
     def _limits(self) -> list[tuple[str, Limit]]:
-        """Return the attributes and limits of `bounds`; `EventParameters` has them after the partitions."""
+        """Return the attribute and the kind of each limit, as `EventParameters` has them after partitions."""
         limits = ((bound.attribute, bound.limit) for bound in self._bounds if bound.attribute)
         return list(dict.fromkeys(limits))
 
@@ -236,7 +236,7 @@ class Parameters:
         return found, required, last
 
     def sources(self, names: int) -> tuple[npt.NDArray[np.uint64], Numbers]:
-        """Return `Graph.fixed` and `Graph.source`; the attributes are in the order of `EventParameters`."""
+        """Return `Graph.fixed` and `Graph.source`, with the attributes in the order of `EventParameters`."""
         fixed = np.zeros(names, np.uint64)
         width = max((counter for _, counter in self._attributes), default=ANY_COUNTER) + 2
         source = np.full((names, width), UNKNOWN)
@@ -251,7 +251,11 @@ class Parameters:
 
 
 def _read_limit(values: pa.Array[Any], limit: Limit) -> AttributePartitions:
-    """Return a limit as `AttributeValues` has it: a list without numbers, or a negative number for never."""
+    """Return the values of a limit for `AttributeValues`.
+
+    `Limit.LENGTH` has lists, whose numbers are unused. Other limits have a number for each event; a negative
+    number means that the query is not executed.
+    """
     if limit is Limit.LENGTH:
         starts = np.asarray(values.offsets.to_numpy(), np.int64)
         return starts, np.zeros(len(values.values), np.int64)
@@ -260,13 +264,13 @@ def _read_limit(values: pa.Array[Any], limit: Limit) -> AttributePartitions:
 
 
 class EventParameters:
-    """The partitions of the attributes of events; see `Parameters.read`.
+    """The partitions that the attributes of events determine; see `Parameters.read`.
 
     Attributes
     ----------
     values : list
-        One pair for each attribute: the position where each event's list starts (None if the attribute is
-        not a list), and the partition numbers of the attribute's values. Then pairs for limits.
+        A pair for each attribute: the position at which each event's list starts (None if the attribute is
+        not a list), and the partition numbers of the attribute's values. Pairs for limits follow.
     events : int
         The number of events.
     """
@@ -276,7 +280,7 @@ class EventParameters:
 
     @cached_property
     def arrays(self) -> AttributeValues:
-        """The values as arrays, one after the other."""
+        """The values of all attributes, concatenated into arrays for kernels."""
         nothing = [np.zeros(0, np.int64)]
         all_starts = [nothing[0] if starts is None else starts for starts, _ in self.values]
         begins = np.cumsum([0, *map(len, all_starts)])
@@ -298,7 +302,7 @@ class EventParameters:
         ]
 
     def signature(self, event: int) -> tuple[object, ...]:
-        """Return everything that estimates read from an event; equal signatures lead to equal estimates."""
+        """Return all values of an event that estimates use; equal signatures lead to equal estimates."""
         return tuple(
             numbers[event] if starts is None else tuple(numbers[starts[event] : starts[event + 1]])
             for starts, numbers in self._lists

@@ -34,25 +34,26 @@ class ProcedureModels:
     Attributes
     ----------
     procedure : str
-        The procedure.
+        The procedure's name.
     kind : tuple of str and object, optional
-        An attribute of the event and a value, if these models are only for transactions with this value.
+        The name of an attribute, and a value, if the models are only for transactions whose attribute has
+        this value.
     digest : str
         The digest of the procedure's program.
     names : tuple of QueryName
         The names of the procedure's queries.
     sources : tuple of Source
-        The parameter mapping.
+        The parameter mapping: the sources of the queries' keys.
     base : str or None
-        The attribute that determines the partition of most queries.
+        The base attribute, which determines the partitions of most queries.
     features : tuple of Feature
-        The features by which `tree` chooses a model; none if there is one model.
+        The features from which `tree` chooses a model; empty if there is one model.
     tree : Tree
         The decision tree.
     models : list of MarkovModel
         The models.
     bounds : tuple of Bound
-        Bounds on how often queries are executed, computed from the event.
+        Limits of how often queries are executed, which depend on the event.
     """
 
     procedure: str
@@ -68,18 +69,18 @@ class ProcedureModels:
 
     @property
     def title(self) -> str:
-        """The name that is shown to users."""
+        """The procedure's name, followed by the value in `kind`."""
         return self.procedure if self.kind is None else f"{self.procedure} {self.kind[1]}"
 
     @property
     def writes(self) -> list[bool]:
-        """For each query, whether it writes."""
+        """Whether queries of each name write."""
         return [name.writes for name in self.names]
 
     def parameters(
         self, event: Sequence[Column], placements: Mapping[str, Placement], partitions: int
     ) -> Parameters:
-        """Return the partitions of the procedure's queries, computed from the attributes of events."""
+        """Return an object that computes the partitions of the procedure's queries from events."""
         return Parameters(self.names, self.sources, event, placements, partitions, self.bounds)
 
     def choose(self, events: pa.RecordBatch, event: Sequence[Column], partitions: int) -> Numbers:
@@ -89,7 +90,7 @@ class ProcedureModels:
         return self.tree.choose(read_features(self.features, events, event, self.base, partitions))
 
     def walker(self, parameters: Parameters, threshold: float) -> Walker:
-        """Return a `Walker` over the present models."""
+        """Return a `Walker` for the current models."""
         return Walker(self.models, self.writes, parameters, threshold)
 
     def to_json(self) -> dict[str, Any]:
@@ -149,12 +150,12 @@ class Predictor(StoredText):
     partitions : int
         The number of partitions.
     placements : mapping
-        For each partitioned table, its partitioning column, and the ranges unless rows are partitioned by
-        hash.
+        For each partitioned table, the partitioning column and the ranges; None instead of ranges if the hash
+        decides.
     threshold : float
         The lowest probability at which a prediction is used.
     procedures : list of ProcedureModels
-        The models.
+        The models of each procedure.
     """
 
     database: str

@@ -1,4 +1,4 @@
-"""Predictions for the calls of an open database, many transactions at once (H-Store §5.3.2 to §5.3.5)."""
+"""Predict the transactions of calls of an open database, a call at a time (H-Store §5.3.2 to §5.3.5)."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = ["RunningPredictor"]
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MOST_WRONG, _MOST_SKIPPED = 4, 64
 _WINDOW = 1_000
-"""The number of transactions of a kind after which the accuracy is checked."""
+"""The accuracy of a kind of transactions is checked after this many of its transactions."""
 _LEAST_SLOTS = 1_024
 _MOST_KNOWN = 1 << 20
-"""After this many predictions of a kind, all of them are forgotten."""
+"""After this many predictions for a kind of transactions, all predictions for the kind are dropped."""
 
 Masks = npt.NDArray[np.uint64]
 
 
 class _Kind:
-    """The models of one kind of transactions, and the predictions made with them.
+    """The models for one kind of transactions, and the predictions that they have made.
 
-    Transactions whose events are equal in all attributes that the models read share one prediction, which has
-    a number.
+    Transactions share a prediction if their events are equal in all attributes that the models read. Each
+    prediction has a number.
     """
 
     def __init__(self, models: ProcedureModels, parameters: Parameters, threshold: float) -> None:
@@ -58,7 +58,7 @@ class _Kind:
         self.undo, self._votes = np.zeros(0, np.bool_), np.zeros(0, np.int64)
 
     def numbers(self, codes: Masks, values: EventParameters, events: Numbers, models: Numbers) -> Numbers:
-        """Return the number of each event's prediction; make predictions for new codes."""
+        """Return the number of each event's prediction; make predictions for events with new hash codes."""
         if self._known > _MOST_KNOWN:
             self._forget()
         self._make_room(len(codes))
@@ -73,7 +73,7 @@ class _Kind:
         return numbers
 
     def _make_room(self, more: int) -> None:
-        """Grow the arrays so that `more` further codes have room."""
+        """Grow the arrays so that they have room for `more` new codes."""
         needed = self._known + more
         if needed > len(self._votes):
             size = 2 * needed
@@ -89,7 +89,7 @@ class _Kind:
             find_numbers(codes, self._slots, self._slot_numbers, 0, *both)
 
     def observe(self, numbers: Numbers, touched: Masks, predicted: Masks) -> None:
-        """Count the right predictions; if there are too few, replace them by what transactions accessed."""
+        """Count the right predictions; if too few are right, replace predictions by observed accesses."""
         self.right += count_votes(numbers, touched, predicted, self._candidates, self._votes)
         self.total += len(numbers)
         if self.total < _WINDOW:
@@ -115,14 +115,14 @@ class _Kind:
 class RunningPredictor:
     """Predicts the transactions of an open database; see `TransactionPredictor`.
 
-    Estimates are made once for all events that are equal in the attributes that the models read. After four
-    calls in a row with a wrong prediction, the procedure's next call runs without predictions. Each further
-    wrong call in a row doubles the number of calls that run without predictions.
+    All events that are equal in the attributes that the models read share one estimate. After four calls in a
+    row with a wrong prediction, the procedure's next call runs without predictions. Each further wrong call
+    in a row doubles the number of calls that run without predictions.
 
     Parameters
     ----------
     predictor : Predictor
-        The models.
+        The predictor.
     placements : mapping
         The placements of partitioned tables.
     """
@@ -135,11 +135,11 @@ class RunningPredictor:
         self._last: tuple[str, list[tuple[_Kind, Numbers, Numbers]], Masks] | None = None
 
     def recomputed(self) -> int:
-        """Return how often the predictions of a kind were replaced by what transactions accessed."""
+        """Return how often observed accesses have replaced the predictions for a kind of transactions."""
         return sum(kind.recomputed for kinds in self._kinds.values() for kind in kinds)
 
     def predict(self, program: Program, events: pa.RecordBatch) -> Prediction | None:
-        """Return the predictions for transactions; None if there are none, or during a pause."""
+        """Return predictions for transactions; None if the procedure has no models, or during a pause."""
         kinds = self._kinds_of(program)
         if not kinds:
             return None
@@ -186,7 +186,7 @@ class RunningPredictor:
         places: Numbers,
         known: dict[AttributeKey, AttributePartitions],
     ) -> Numbers:
-        """Return the number of the prediction of the event at each of the positions."""
+        """Return, for the event at each position in `places`, the number of its prediction."""
         models = kind.models
         model = np.zeros(len(places), np.int64)
         if models.features:
@@ -213,7 +213,7 @@ class RunningPredictor:
             kind.observe(numbers, masks[places], partitions[places])
 
     def correct(self, event: int, touched: int) -> None:
-        """Widen the prediction that was wrong, and pause."""
+        """Correct the wrong prediction of an event; after several wrong calls, pause predictions."""
         if self._last is None:
             return
         digest, used, _ = self._last
@@ -226,7 +226,7 @@ class RunningPredictor:
 
 
 def _hash_lists(starts: Numbers, values: Numbers) -> Masks:
-    """Return a number for each list: equal lists have equal numbers; other lists differ almost surely."""
+    """Return a hash of each list; different lists almost surely have different hashes."""
     sizes, begins = np.diff(starts), starts - starts[0]
     flat = values[starts[0] : starts[-1]].astype(np.uint64) + np.uint64(3)
     inside = np.arange(len(flat)) - np.repeat(begins[:-1], sizes)

@@ -17,21 +17,21 @@ Masks = npt.NDArray[np.uint64]
 def find_numbers(
     codes: Masks, slots: Masks, slot_numbers: Numbers, known: int, numbers: Numbers, first: Numbers
 ) -> int:
-    """Assign numbers to codes in the order of their first occurrence; return how many are new.
+    """Assign numbers to codes in the order of their first occurrence; return the number of new codes.
 
     Parameters
     ----------
     codes : ndarray
-        The codes.
+        The codes to which numbers are assigned.
     slots, slot_numbers : ndarray
-        A hash table: a code and its number in each slot, or -1 if the slot is free. Its size is a power of
-        two, and more than the number of all codes.
+        A hash table. Each slot has a code and its number, or the number -1 if the slot is free. The number of
+        slots is a power of two, and greater than the number of all codes.
     known : int
         The number of codes in the table.
     numbers : ndarray
         Receives the number of each code.
     first : ndarray
-        Receives the position of each new code.
+        Receives the position in `codes` of each new code.
     """
     last = np.uint64(slots.shape[0] - 1)
     new = 0
@@ -51,16 +51,16 @@ def find_numbers(
 
 @kernel
 def count_votes(numbers: Numbers, touched: Masks, predicted: Masks, candidates: Masks, votes: Numbers) -> int:
-    """Return the number of right predictions, and find for each number what most transactions accessed.
+    """Count right predictions, and find the partitions that most transactions of a prediction accessed.
 
     Parameters
     ----------
     numbers, touched, predicted : ndarray
-        For each transaction, the number of its prediction, a bit for each partition that it accessed, and a
-        bit for each partition that was predicted.
+        For each transaction, the number of its prediction, the mask of partitions that it accessed, and the
+        mask of predicted partitions.
     candidates, votes : ndarray
-        For each number, the set of partitions that the majority of transactions accessed, if there is a
-        majority, and its lead (Boyer and Moore).
+        For each number of a prediction, the mask that has most votes so far, and its lead. If a majority of
+        transactions accessed the same partitions, this mask has these partitions (Boyer and Moore).
     """
     right = np.int64(0)
     for i in range(numbers.shape[0]):

@@ -1,4 +1,4 @@
-"""The most likely paths of transactions through Markov models, many transactions at once (H-Store §5.3.2)."""
+"""Kernels that find the most likely paths of transactions through Markov models (H-Store §5.3.2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 UNKNOWN, IMPOSSIBLE, FIXED = -1, -2, -3
-"""The source of a query's partitions: unknown, a list that lacks the element, or fixed for all events."""
+"""The partitions of a query are unknown, the event excludes the query, or its partitions are fixed."""
 MOST_QUERIES = 1_000
 
 Floats = npt.NDArray[np.float64]
@@ -26,44 +26,48 @@ Masks = npt.NDArray[np.uint64]
 
 
 class Graph(NamedTuple):
-    """The models of a procedure as arrays. The children of a vertex with the same query form a group.
+    """The models of a procedure as arrays.
+
+    The children of a vertex that have the same query and counter form a group; a child that is an end is a
+    group of its own.
 
     Attributes
     ----------
     first : ndarray
-        The position of each model's first vertex.
+        The position of each model's first vertex in arrays of all models' vertices.
     group_starts : ndarray
         The position of each vertex's first group; the last element is the number of groups.
     query, counter : ndarray
-        For each group, the name of the query and how often it was executed before; for an end, -1 and the
-        end.
+        For each group, the position of the query's name, and how often the transaction has executed the query
+        before. For an end, -1 and the vertex of the end.
     weight : ndarray
-        The number of transactions that have gone to a group.
+        The number of transactions that have gone to each group.
     member_starts : ndarray
         The position of each group's first member; the last element is the number of members.
     child, visits : ndarray
-        The vertices of a group, the most frequent first, and the number of transactions that have reached
-        each.
+        The vertex of each member, the most frequent member of a group first, and the number of transactions
+        that have reached it.
     accessed : ndarray of uint64
-        For each vertex, a bit for each partition that its query accesses.
+        For each vertex, a mask with a bit for each partition that its query accesses.
     risk : ndarray of float64
         See `MarkovModel`.
     abort, doubt : ndarray of float64
-        For each model, the probability that a transaction aborts, and that it accesses each partition.
+        For each model, the probability that a transaction aborts, and the probability that a transaction
+        accesses each partition.
     writes : ndarray of bool
-        For each name of a query, whether the query writes.
+        Whether queries of each name write.
     fixed : ndarray of uint64
         The partitions of each query whose source is `FIXED`.
     source : ndarray, two-dimensional
-        For each name and counter, the position of the attribute that determines the partitions, or `UNKNOWN`
-        or `FIXED`. The last column is for all greater counters.
+        For each name (row) and counter (column), the position of the attribute that determines the
+        partitions, or `UNKNOWN` or `FIXED`. The last column is also for all greater counters.
     bounds : ndarray, two-dimensional
-        For each name, the positions of the attributes that limit how often it is executed, then -1: at most
-        once for each element of a list, or not at all if the number is negative.
+        A row for each name: the positions of the attributes that limit how often its queries are executed,
+        then -1. A list allows one execution for each element; a negative number allows none.
     required : ndarray of bool
-        For each name, whether a transaction that commits executes it as often as its bounds allow.
+        For each name, whether a transaction that commits executes the query as often as its bounds allow.
     last : ndarray of bool
-        For each name, whether a transaction executes it only after all queries of `required`.
+        For each name, whether a transaction executes the query only after all queries of `required`.
     """
 
     first: Numbers
@@ -87,18 +91,18 @@ class Graph(NamedTuple):
 
 
 class AttributeValues(NamedTuple):
-    """The partitions of the attributes of events.
+    """The partitions that the attributes of events determine, as arrays.
 
     Attributes
     ----------
     lists : ndarray
-        For each attribute, the position of the first event in `starts`; -1 if it is not a list.
+        For each attribute, the position in `starts` of the first event's list; -1 if it is not a list.
     starts : ndarray
-        The positions of the elements of lists.
+        The position of each list's first element among the elements of its attribute.
     offsets : ndarray
-        The position of each attribute's first number.
+        The position of each attribute's first value in `numbers`.
     numbers : ndarray
-        The numbers of partitions; negative if unknown.
+        The partition of each value; negative if it is unknown.
     """
 
     lists: Numbers
@@ -111,7 +115,7 @@ class AttributeValues(NamedTuple):
 def resolve(
     graph: Graph, values: AttributeValues, event: int, query: int, counter: int
 ) -> tuple[int, np.uint64]:
-    """Return `FIXED` and the partitions of a query, or `UNKNOWN` or `IMPOSSIBLE`."""
+    """Return `FIXED` and the mask of a query's partitions, or else `UNKNOWN` or `IMPOSSIBLE` and 0."""
     for k in range(graph.bounds.shape[1]):
         limit = graph.bounds[query, k]
         if limit < 0:
@@ -165,7 +169,7 @@ def walk(
     graph : Graph
         The models.
     values : AttributeValues
-        The events.
+        The partitions that the attributes of events determine.
     event, model : int
         The number of the event, and the number of its model.
     threshold : float
@@ -173,7 +177,7 @@ def walk(
     path : ndarray
         Receives the vertices, in the order of the path.
     masks : ndarray
-        Receives for each query a bit for each partition that it accesses.
+        Receives, for each query, a mask with a bit for each partition that the query accesses.
     seen : ndarray, two-dimensional
         Scratch space; it is overwritten.
 
@@ -184,8 +188,8 @@ def walk(
         is_resolved, confidence, abort.
     """
     base = graph.first[model]
-    # For each partition: the probability at its first access, the number of accesses, and the place of the
-    # first.
+    # `seen` has a row for each partition: the confidence at its first access, the number of accesses, and how
+    # many other partitions were accessed before it.
     seen[:] = 0.0
     zero, one = np.uint64(0), np.uint64(1)
     width = graph.doubt.shape[1]
@@ -291,7 +295,7 @@ def walk_all(
     written: Masks,
     undo: Booleans,
 ) -> None:
-    """Set the partitions that transactions access and write, and whether they need an undo log."""
+    """Write, for each event, the fields `partitions`, `written` and `needs_undo` of its `Estimate`."""
     path = np.empty(MOST_QUERIES + 2, np.int64)
     masks = np.empty(MOST_QUERIES + 1, np.uint64)
     seen = np.empty((graph.doubt.shape[1], 3))

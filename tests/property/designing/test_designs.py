@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.designing.cost import Choice, CostModel
-from penstock.designing.search import Found, Limits, search
+from penstock.designing.search import Limits, SearchResult, search
 from penstock.designing.workload import Workload
 from tests.transactions.designs import (
     naive_cost,
@@ -70,7 +70,7 @@ def test_the_cost_never_falls_as_more_is_chosen() -> None:
                 cost = bound
 
 
-def _search(model: CostModel, seed: int) -> Found:
+def _search(model: CostModel, seed: int) -> SearchResult:
     return search(model, seed=seed, limits=Limits(seconds=600, rounds=25, exhaustive=0))
 
 

@@ -327,10 +327,10 @@ def test_the_estimate_knows_lists_and_indexes_and_routes(columns: PartitionColum
         ({"requests": requests(3), "log": "x"}, "a trace comes from requests or from a log"),
         ({"requests": requests(3), "partitions": 1}, "a design has several partitions"),
         ({"requests": requests(3), "partitions": 65}, "a design has several partitions"),
-        ({"requests": requests(3), "intervals": 0}, "no such number of intervals"),
-        ({"requests": requests(3), "seconds": 0}, "a search takes time"),
+        ({"requests": requests(3), "intervals": 0}, "intervals is not a positive integer"),
+        ({"requests": requests(3), "seconds": 0}, "seconds is not a positive number"),
         ({"requests": requests(3), "alpha": -1}, "the weights of the cost"),
-        ({"requests": requests(3), "memory_bytes": 1}, "only a log or rows show the sizes"),
+        ({"requests": requests(3), "memory_bytes": 1}, "the sizes of tables are unknown"),
     ],
 )
 def test_an_unusable_trace_or_option_is_refused(options: dict[str, Any], fact: str) -> None:

@@ -100,7 +100,7 @@ def test_the_command_takes_a_p_stream(quotes: Path) -> None:
         ({"time": "tss"}, "did you mean 'ts'"),
         ({"time": "id"}, "the time is not a timestamp"),
         ({"time": "ts", "key": "symbl"}, "did you mean 'symbol'"),
-        ({"time": "ts", "size": "1s"}, "windows have a size and a slide"),
+        ({"time": "ts", "size": "1s"}, "windows need a size and a slide"),
         ({"time": "ts", "rows": 1}, "a sample needs rows of several moments"),
     ],
 )

@@ -353,7 +353,7 @@ def test_a_drawing_has_a_box_for_each_state() -> None:
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
-        ({}, "a trace is requests or a log"),
+        ({}, "a trace comes from requests or from a log"),
         ({"requests": {}}, "the trace has no transaction"),
         ({"requests": {"look": {"store": [1], "item": [1]}}}, "the trace is too short"),
         ({"requests": {"lok": {"store": [1]}}}, "did you mean 'look'"),

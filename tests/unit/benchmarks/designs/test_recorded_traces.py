@@ -11,7 +11,7 @@ import pytest
 import penstock
 from benchmarks.designs.recorded_traces import record
 from penstock.designing.cost import Choice, CostModel
-from penstock.designing.search import Found, Limits, search
+from penstock.designing.search import Limits, SearchResult, search
 from penstock.designing.traces.trace import Mode, Trace
 from penstock.designing.workload import TableOption, Workload
 from penstock.errors import InvalidUsageError
@@ -158,7 +158,7 @@ FIRST_PEOPLE = {"people": FIRST["people"]}
 
 def _best(
     name: str, scale: Any, count: int, partitions: int, memory: float | None = None
-) -> tuple[Workload, Found]:
+) -> tuple[Workload, SearchResult]:
     benchmark = OLTP[name]
     trace = record(
         benchmark.database,
