@@ -1,4 +1,4 @@
-"""The input and output columns of transactions over a stream."""
+"""Check the input columns of transactions over a stream, and make their output columns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def program_for(procedure: Procedure | Workflow, schema: pa.Schema) -> Program |
 def batch_column(
     program: Program | PlainProgram, schema: pa.Schema, batch: str | int | None
 ) -> tuple[str, ...]:
-    """Return the column that separates atomic batches, if there is one.
+    """Return the column that separates atomic batches, or an empty tuple if no column does.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def transaction_schema(
     time: str | None,
     order: str = "arrival",
 ) -> pa.Schema:
-    """Return the columns of results.
+    """Return the schema of the results.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def transaction_schema(
         raise InvalidUsageError(
             "two columns of the result have the same name",
             columns=twice,
-            hint="rename those of keep= or returns=",
+            hint="rename a column of keep= or returns=",
         )
     if time is not None:
         kind = schema.field(time).type
@@ -150,7 +150,7 @@ class ResultRows:
         events, results : pyarrow.RecordBatch
             The event of each transaction, and its results.
         batch : int
-            The micro-batch.
+            The number of the micro-batch.
         forwarded : bool
             Whether the transactions were forwarded.
         """
@@ -164,7 +164,7 @@ class ResultRows:
 
 
 def _plain_types(schema: pa.Schema) -> pa.Schema:
-    """Return the columns with types that event attributes may have."""
+    """Return the schema with the types that an event declares, such as string for large strings."""
     return pa.schema([
         field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field for field in schema
     ])  # fmt: skip

@@ -14,9 +14,9 @@ class TransactionCounts:
     Attributes
     ----------
     transactions : int
-        All transactions.
+        The number of all transactions.
     forwarded : int
-        The transactions that ran on the coordinator, because they needed several buckets.
+        The number of transactions that ran on the coordinator, because they needed several buckets.
     """
 
     transactions: int

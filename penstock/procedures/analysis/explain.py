@@ -1,4 +1,4 @@
-"""The description of a procedure: its operations, undo log, rejections and route."""
+"""Describe a procedure: its operations, undo log, rejections and route."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def list_accesses(program: Program) -> list[str]:
 
 
 def _window_tables(program: Program) -> dict[str, str]:
-    """Return the tables that hold windows, with the names of their windows."""
+    """Return the name of the window that each table holds, for tables of windows."""
     return {spec.name: spec.window for spec in program.tables if spec.window is not None}
 
 

@@ -1,4 +1,4 @@
-"""The operations of a procedure: READ, WRITE and READ_MODIFY with conditions and functions (TStream §II-B).
+"""Find the operations of a procedure: READ, WRITE and READ_MODIFY with their conditions (TStream §II-B).
 
 The operations are derived from the text alone: each variable and condition is traced to the rows and
 attributes that it depends on. The result is only shown to users; the compiler uses `Access`.
@@ -64,7 +64,7 @@ class Operation:
 Refs = frozenset[str]
 _NO_REFS: Refs = frozenset()
 _LONG = frozenset({ast.Call, ast.IfExp, ast.BoolOp})
-"""A value that contains one of these expressions is shown as its variable."""
+"""If a value contains one of these expressions, its description is only the name of its variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class _Finder:
             tuple(sorted(self.key_refs.get(target, _NO_REFS))),
         )
         before = self.operations.get(place)
-        # An operation in two places keeps only the conditions of both.
+        # If an operation occurs twice, keep only the conditions that hold for both occurrences.
         if before is not None and before.conditions != operation.conditions:
             common = tuple(condition for condition in before.conditions if condition in operation.conditions)
             operation = Operation(
@@ -171,7 +171,7 @@ class _Finder:
             handler = getattr(self, f"_{type(node).__name__.lower()}", self._trace_other)
             reaches = handler(node)
             if isinstance(reaches, _Condition):
-                # What follows runs only if the branch that ends was not taken.
+                # The later statements run only if the branch that ends was not taken.
                 self.conditions.append(reaches)
                 condition_count += 1
             elif reaches is False:
@@ -403,7 +403,7 @@ class _Finder:
         return isinstance(function, ast.Name) and self.frame.text.names.get(function.id) is word
 
     def inline_names(self, node: ast.expr) -> ast.expr:
-        """Replace variables in an expression by what they stand for in the event and in rows, if known."""
+        """Replace variables in an expression by the attributes and columns that they stand for, if known."""
         expression: ast.expr = _Replacer(self).visit(copy.deepcopy(node))
         return expression
 
@@ -435,7 +435,7 @@ _OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }  # fmt: skip
-"""Ordered comparisons have no opposite: with NaN neither holds."""
+"""Ordered comparisons have no opposite, because with NaN neither ``a < b`` nor ``a >= b`` holds."""
 
 
 def _negate(node: ast.expr) -> ast.expr:

@@ -1,4 +1,4 @@
-"""Find out which event attribute determines the bucket of a transaction."""
+"""Find the event attribute that determines the bucket of a transaction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def attribute_of(program: Program, origin: Origin | None) -> str | None:
 
 
 def routing_obstacle(program: Program | PlainProgram) -> str | None:
-    """Return the reason why all transactions must run in one bucket; None if there is none."""
+    """Return the reason why all transactions must run in one bucket; None if they may run in several."""
     if isinstance(program, PlainProgram):
         return "Python runs it"
     tables = {spec.name: spec for spec in program.tables}

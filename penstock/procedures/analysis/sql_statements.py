@@ -218,7 +218,7 @@ class _Statement:
         return ast.Name(self._table.name)
 
     def _conditions(self, tree: exp.Expression) -> dict[str, dict[type, exp.Expression]]:
-        """Return the conditions of WHERE: for each column, the value for each sign."""
+        """Return the conditions of WHERE: for each column, the value of each comparison."""
         where = tree.args.get("where")
         found: dict[str, dict[type, exp.Expression]] = {}
         parts: list[Any] = []
@@ -330,7 +330,7 @@ class _Statement:
 
 
 def _number_placeholders(statement: str) -> tuple[str, int]:
-    """Return a statement with names in place of ?, and their number."""
+    """Return a statement with a name in place of each ?, and the number of these names."""
     tokens = sqlglot.tokenize(statement, dialect="spark")
     places = [token.start for token in tokens if token.token_type.name == "PLACEHOLDER"]
     for number, place in reversed(list(enumerate(places))):

@@ -1,1 +1,1 @@
-"""From the text of a procedure to a kernel."""
+"""Compile the text of a procedure to a kernel."""

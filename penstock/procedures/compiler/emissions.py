@@ -1,4 +1,4 @@
-"""Streams, windows and triggers in a procedure: emitted rows, staged rows, and the calls of triggers."""
+"""Compile the rows that a procedure emits into streams and stages in windows, and the calls of triggers."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Emissions(Writes):
         """Compile a procedure at this place; return its value."""
 
     def stream(self, node: ast.expr) -> StreamCode | None:
-        """Return the stream that an expression names, if it names one."""
+        """Return the stream that an expression names; None for other expressions."""
         if isinstance(node, ast.Name) and node.id in self.scope.text.tables:
             return self.layout.streams.get(node.id)
         return None
 
     def window(self, node: ast.expr) -> WindowSpec | None:
-        """Return the window that an expression names, if it names one."""
+        """Return the window that an expression names; None for other expressions."""
         if isinstance(node, ast.Name) and node.id in self.scope.text.tables:
             return self.layout.dependencies.windows.get(node.id)
         return None
@@ -96,7 +96,7 @@ class Emissions(Writes):
         self.fire(node, spec.name, values)
 
     def stream_event(self, stream: StreamCode, place: str) -> dict[str, Value | ListOf]:
-        """Return the attributes of an event that is a row of a stream."""
+        """Return the row at `place` of a stream as the attributes of an event."""
         attributes: dict[str, Value | ListOf] = {}
         origins = self.origins.get(stream.spec.name, {})
         for column in stream.spec.columns:
@@ -143,7 +143,7 @@ class Emissions(Writes):
         return slid.never_null()
 
     def _active(self, window: WindowSpec) -> tuple[str, str]:
-        """Return the numbers of a window's active rows: the first, and the last plus one."""
+        """Return code for the number of a window's first active row, and of the row after the last."""
         facts = self.layout.tables[window.facts.name]
         slot = self.out.keep(facts.find(["0"]))
         row = Row(window.facts.name, slot, (window.name,), (None,), maybe=True)

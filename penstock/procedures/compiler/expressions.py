@@ -1,4 +1,4 @@
-"""Expressions of a procedure."""
+"""Compile the expressions of a procedure."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Expressions(ABC):
         if isinstance(value, int):
             if value not in _INT64:
                 raise self.wrong(node, "the number is beyond 64 bits", "bigint holds -2**63 to 2**63 - 1")
-            # Python would read the least integer as the negative of a number that is out of range.
+            # Python reads the literal of the least integer as the negation of a number that is out of range.
             return Value(Kind.INTEGER, "LEAST" if value == _INT64[0] else f"({value})")
         if isinstance(value, float):
             return Value(Kind.FLOAT, f"({value!r})" if math.isfinite(value) else operations.non_finite(value))
@@ -115,7 +115,7 @@ class Expressions(ABC):
             return constant
         raise self.wrong(
             node,
-            f"a constant of type {type(value).__name__} has no place in a procedure",
+            f"procedures do not support a constant of type {type(value).__name__}",
             "constants are numbers, texts, True, False and None",
         )
 
@@ -174,7 +174,7 @@ class Expressions(ABC):
     # Rows
 
     def table(self, node: ast.expr) -> TableCode | None:
-        """Return the table that an expression names, if it names one."""
+        """Return the table that an expression names; None for other expressions."""
         if isinstance(node, ast.Name) and node.id in self.scope.text.tables:
             return self.layout.tables.get(node.id)
         return None
@@ -210,13 +210,13 @@ class Expressions(ABC):
         return Value(column.kind, value, null, origins.get(column.name))
 
     def access(self, row: Row, mode: AccessMode) -> None:
-        """Record an access."""
+        """Record that the program accesses a row."""
         access = Access(row.table, row.key, mode, row.origins)
         if access not in self.accesses:
             self.accesses.append(access)
 
     def key(self, table: TableCode, node: ast.expr) -> tuple[list[Value], tuple[str, ...]]:
-        """Compile the key of a row; return its columns, and their texts."""
+        """Compile the key of a row; return the values of its columns, and the texts of their expressions."""
         parts = node.elts if isinstance(node, ast.Tuple) else [node]
         if len(parts) != len(table.spec.key):
             raise self.wrong(

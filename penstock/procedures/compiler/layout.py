@@ -1,4 +1,4 @@
-"""The arrays that a kernel works on, and the code of an access to them.
+"""Name the arrays of a kernel, and generate the code that accesses them.
 
 Arrays and numbers of table 0, column 1::
 
@@ -12,7 +12,8 @@ Arrays and numbers of table 0, column 1::
     t0_facts    the numbers `FACTS`, then the roots of the other indexes
     t0_i1       the nodes of another index (`penstock.procedures.indexes.trees`)
 
-A stream 0 has columns ``s0_c1`` and masks ``s0_n1``. A variable of the kernel counts its rows.
+Stream 0 has columns such as ``s0_c1`` and masks such as ``s0_n1``. A variable of the kernel counts the rows
+of the stream.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ __all__ = [
 ]
 
 FACTS = ("used", "free", "live", "gone", "shift")
-"""Numbers of slots in use or free, of free slots, of rows and of recorded deleted keys; the index's shift."""
+"""The numbers in ``t0_facts``: slots that hold or have held a row, free slots, rows, deleted keys; then the
+shift of the hash index."""
 
 USED, FREE, LIVE, GONE, SHIFT = range(len(FACTS))
 
@@ -59,7 +61,7 @@ class RelationCode:
     spec : RelationSpec
         The table or stream.
     number : int
-        The place among the tables or streams of the program.
+        The position among the tables or the streams of the program.
     """
 
     letter: ClassVar[str]
@@ -73,11 +75,11 @@ class RelationCode:
         return f"{self.letter}{self.number}_{name}"
 
     def column(self, name: str) -> str:
-        """Return the array of a column."""
+        """Return the name of a column's array."""
         return self.array(f"c{self.spec.names.index(name)}")
 
     def null(self, name: str) -> str:
-        """Return the mask of a column's nulls."""
+        """Return the name of the mask of a column's nulls."""
         return self.array(f"n{self.spec.names.index(name)}")
 
     @property
@@ -99,7 +101,7 @@ class TableCode(RelationCode):
     spec: TableSpec
 
     def fact(self, place: int) -> str:
-        """Return one of the table's numbers."""
+        """Return the code of one of the numbers `FACTS`."""
         return f"{self.array('facts')}[{place}]"
 
     @property
@@ -110,18 +112,18 @@ class TableCode(RelationCode):
         return [*super().arrays, *table_arrays, *indexes]
 
     def find(self, key: Sequence[str]) -> str:
-        """Return a look-up of a key."""
+        """Return the code that looks up a key."""
         columns = [self.column(name) for name in self.spec.key] if len(key) > 1 else []
         words = [f"np.int64({word})" for word in key]
         return f"find_{len(key)}({', '.join([self.array('entries'), self.fact(SHIFT), *words, *columns])})"
 
     def word(self, key: Sequence[str]) -> str:
-        """Return the word that the index has for a key."""
+        """Return the code of the word that the hash index has for a key."""
         words = [f"np.int64({word})" for word in key]
         return words[0] if len(key) == 1 else f"word_{len(key)}({', '.join(words)})"
 
     def key_at(self, slot: str) -> list[str]:
-        """Return the key of a row."""
+        """Return the code of the key columns of the row at a slot."""
         return [f"{self.column(name)}[{slot}]" for name in self.spec.key]
 
 
@@ -133,12 +135,12 @@ class StreamCode(RelationCode):
 
     @property
     def used(self) -> str:
-        """The variable that has the number of its rows."""
+        """The variable that holds the number of the stream's rows."""
         return self.array("used")
 
     @property
     def mark(self) -> str:
-        """The variable that holds the number of its rows at the start of the transaction."""
+        """The variable that holds the number of the stream's rows at the start of the transaction."""
         return self.array("mark")
 
 
@@ -197,7 +199,7 @@ class Layout:
         return self._wide(Kind(f"decimal({MAX_WIDE_DIGITS}, {scale})"), value)
 
     def as_wide(self, value: Value, kind: Kind) -> Value:
-        """Return a value as a wide decimal of a kind, if it always fits; otherwise return it unchanged."""
+        """Convert a value to a kind of wide decimals if it always fits; otherwise return it unchanged."""
         if kind.wide is None:
             return value
         digits, scale = kind.wide

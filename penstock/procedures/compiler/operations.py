@@ -1,4 +1,4 @@
-"""Operations on values: arithmetic that fails where Spark's arithmetic fails, comparisons, conversions."""
+"""Compile arithmetic, comparisons and conversions. Arithmetic fails where Spark's arithmetic fails."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _integers(out: Output, sign: str, a: str, b: str) -> str:
     if sign == "//":
         out.fail(f"{b} == -1 and {a} == {_LEAST}", OVERFLOW)
     quotient = out.temporary()
-    # The processor traps where it divides the least integer by -1.
+    # The processor traps if it divides the least integer by -1.
     with out.block(f"if {b} == -1:"):
         out.line(f"{quotient} = -{a}" if sign == "//" else f"{quotient} = 0")
     with out.block("else:"):
@@ -189,7 +189,7 @@ def as_integer(out: Output, a: Value) -> Value:
         floor = out.keep(f"{a.code} // {factor}")
         return Value(Kind.INTEGER, f"({floor} + ({floor} < 0 and {floor} * {factor} != {a.code}))", a.null)
     if a.kind is Kind.FLOAT:
-        # Written so that NaN is refused, too.
+        # A comparison in this form refuses NaN, too.
         out.fail(f"not (-9223372036854775808.0 <= {a.code} < 9223372036854775808.0)", OVERFLOW)
     return Value(Kind.INTEGER, f"np.int64({a.code})")
 

@@ -1,4 +1,4 @@
-"""The lines of a kernel: temporaries, failures, and the writes that have to be logged."""
+"""Write the lines of a kernel, and find the writes that the undo log needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 __all__ = ["FIRST_REASON", "ROOM", "Output"]
 
 ROOM = 1
-"""The code of a transaction for which an array was too small: it was undone, and runs again."""
+"""The code of a transaction that found an array too small. It is undone, and runs again."""
 
 FIRST_REASON = 2
 """The code of the first reason for a rejection."""
@@ -19,7 +19,7 @@ _INDENT = "    "
 
 @dataclass(slots=True)
 class _Logged:
-    """The lines to write if the transaction may fail later, and the lines to write otherwise."""
+    """Lines that log a write, if the transaction may fail later, and the lines to write otherwise."""
 
     depth: int
     lines: Sequence[str]
@@ -99,10 +99,10 @@ class Output:
         self.line("break")
 
     def need_room(self, condition: str, cause: int) -> None:
-        """Stop if a condition holds.
+        """Undo the transaction if a condition holds, because an array is too small.
 
-        `cause` says which array must grow: n for the rows of table n, -2 - n for its deleted keys, -1 for the
-        undo log.
+        `cause` says which array must grow: n for the rows of table n, the number of tables plus n for the
+        rows of stream n, -2 - n for the deleted keys of table n, -1 for the undo log.
         """
         self._fails.append(len(self._lines))
         with self.block(f"if {condition}:"):
@@ -142,8 +142,8 @@ class Output:
             if isinstance(line, str):
                 reversed_lines.append(line)
                 continue
-            # An entry that does not fit undoes all entries before it, too.
-            logs = logs or self._may_fail_behind(place)
+            # An entry that does not fit undoes the transaction, so all earlier writes need entries, too.
+            logs = logs or self._may_fail_after(place)
             lines = line.lines if logs else line.otherwise
             reversed_lines += [line.depth * _INDENT + text for text in reversed(lines)]
         return reversed_lines[::-1], logs
@@ -152,7 +152,7 @@ class Output:
         """Begin another transaction of a workflow."""
         self._transactions.append(len(self._lines))
 
-    def _may_fail_behind(self, place: int) -> bool:
+    def _may_fail_after(self, place: int) -> bool:
         around = [bounds for bounds in self._loops if bounds[0] <= place < bounds[1]]
         first = min((begin for begin, _ in around), default=place)
         end = next(

@@ -1,4 +1,4 @@
-"""The text of a procedure: its tree, its constants, and where errors in it are."""
+"""Read the text of a procedure: its syntax tree, its constants, and its position for errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.procedures.schema import Kind, conversion_hint
 __all__ = ["ProcedureText", "all_texts", "procedure_text", "read"]
 
 _UNREAD = ("ctx", "kind", "type_comment", "type_params")
-"""Fields of a tree that carry no meaning, or that only some versions of Python have."""
+"""Fields of syntax trees that have no meaning, or that only some versions of Python have."""
 
 _SUBSET = "docs/concepts/transactions.md lists what it may have; plain=True runs any Python"
 
@@ -79,7 +79,7 @@ class ProcedureText:
     name : str
         The name.
     tree : ast.FunctionDef
-        The definition, without decorators and docstring.
+        The syntax tree of the definition, without decorators and docstring.
     file : str
         The file that defines the procedure.
     line, column : int
@@ -87,7 +87,7 @@ class ProcedureText:
     names : mapping
         The values of the names that the procedure does not define itself.
     route : tuple of ast.expr
-        The expressions in `route`, over the event.
+        The expressions of `route`, over the event.
     """
 
     name: str

@@ -14,11 +14,11 @@ from penstock.procedures.schema import Column, Kind, TableSpec
 __all__ = ["Facts", "Scope", "Scopes", "UnknownKindError"]
 
 Assigned = set[str] | None
-"""The variables that are certainly assigned; None where the end of a path is not reached."""
+"""The variables that are certainly assigned at the end of a path; None if the end is never reached."""
 
 
 class UnknownKindError(Exception):
-    """A variable is read whose kind is unknown, because so far only None was written to it."""
+    """The code reads a variable of unknown kind, because so far only None was written to it."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Facts:
     kinds : dict
         The kind of each variable; for a row, its table.
     nullable : set
-        Variables that may be null, or rows that may not exist.
+        The variables that may be null, and the variables of rows that may not exist.
     deletes : dict
         For each loop, the tables from which its body deletes.
     calls : dict
@@ -53,7 +53,7 @@ class Scope:
     text : ProcedureText
         The procedure.
     number : int
-        The number; 0 if it is compiled alone.
+        The number of the procedure in the program; 0 if it is compiled alone.
     event : mapping
         The attributes of the event.
     result : str or None
@@ -168,7 +168,7 @@ class Scopes:
                 scope.assigned &= assigned
 
     def forget_rows(self, table: str) -> None:
-        """Forget all rows of a table: one of them may have been deleted."""
+        """Forget all rows of a table, because one of these rows may have been deleted."""
         for scope in self.stack:
             variables = {name for name, row in scope.rows.items() if row.table == table}
             scope.deleted |= variables

@@ -1,4 +1,4 @@
-"""Statements of a procedure."""
+"""Compile the statements of a procedure."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class Statements(Sets, Selections, Calls):
                 raise self.wrong(node, "a list has no second name", "use it where it is needed")
             return
         if isinstance(target, ast.Attribute):
-            # Python evaluates the value before the row that it goes into.
+            # Python evaluates the assigned value before the row.
             value = self.evaluate(node.value)
             if not isinstance(value, Value | Nothing):
                 raise self.wrong(node.value, "a column gets a value", "assign a number or a text, not a row")

@@ -1,4 +1,4 @@
-"""The compiler's view of expressions and of accesses."""
+"""Values, rows and accesses, as the compiler represents them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Found:
     index : tuple of str
         The columns of the index.
     attributes : tuple of str
-        The event's attribute for each column of the index.
+        For each column of the index, the attribute of the event that supplies its value.
     column : str
         The column of the row.
     """
@@ -59,8 +59,8 @@ class Found:
 
 
 Origin = str | Found
-"""The origin of a value that a transaction uses unchanged: an attribute of its event, an element of one that
-is a list, a column of a row that an index finds, or `ROUTED`."""
+"""The origin of a value that a transaction uses unchanged: an attribute of its event, or an element if the
+attribute is a list; a column of a row that an index finds; or `ROUTED`."""
 
 
 ROUTED = "the route"
@@ -80,7 +80,7 @@ class Access:
     mode : AccessMode
         The kind of access.
     origins : tuple of Origin or None
-        The origin of each column of the key, if it has one.
+        The origin of each column of the key; None if the column has no origin.
     """
 
     table: str
@@ -96,13 +96,13 @@ class Value:
     Attributes
     ----------
     kind : Kind
-        The kind.
+        The kind of the value.
     code : str
         An expression without side effects, which has the value until the next statement.
     null : str or None
         An expression that is true if the value is null; None if the value is never null.
     origin : Origin or None
-        The origin, if it has one.
+        The origin of the value; None if the value has no origin.
     decimal : decimal.Decimal or None
         The value itself if it is a constant decimal.
     """
@@ -155,11 +155,11 @@ class ListOf:
     Attributes
     ----------
     column : Column
-        The column.
+        The attribute of the event.
     values, begin, end : str
-        The array of all elements, and the range of this list's elements.
+        Expressions for the array with the elements of all lists, and for the range of this list's elements.
     null : str
-        The mask of the null elements.
+        An expression for the mask of the null elements.
     missing : str or None
         An expression that is true if the list itself is null; None if the list is never null.
     """
@@ -173,7 +173,7 @@ class ListOf:
 
 
 def zero(kind: Kind | str) -> str:
-    """Return the placeholder in a null variable of a kind or of a table's rows."""
+    """Return the code of the value that a null variable holds; `kind` is its kind, or the table of a row."""
     if not isinstance(kind, Kind):
         return "-1"
     return {Kind.FLOAT: "0.0", Kind.BOOLEAN: "False"}.get(kind, "0")

@@ -1,4 +1,4 @@
-"""Writes of a procedure: columns, inserts and deletes."""
+"""Compile the writes of a procedure: assignments to columns, inserts and deletes."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Writes(Expressions):
 
     def _new_slot(self, table: TableCode) -> str:
         out, live, used, free = self.out, table.array("live"), table.fact(USED), table.fact(FREE)
-        # An index is at most half full, and has room for as many rows as the columns.
+        # The hash index has room for as many rows as the columns, so only the columns can be full.
         out.need_room(f"{free} == 0 and {used} == {live}.shape[0]", table.number)
         slot = out.keep(f"{table.array('free')}[{free} - 1] if {free} > 0 else {used}")
         out.log(("insert", table.spec.name), [f"u_slot[u] = {slot}"])

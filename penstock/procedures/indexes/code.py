@@ -19,19 +19,19 @@ def nodes_of(table: TableCode, number: int) -> str:
 
 
 def tree_arguments(table: TableCode, number: int, *more: str) -> str:
-    """Return the arguments of a function of `penstock.procedures.indexes.trees`."""
+    """Return the first arguments of the functions of `penstock.procedures.indexes.trees`, then `more`."""
     tree = [nodes_of(table, number), table.array("facts"), str(len(FACTS) + number)]
     mask = table.spec.indexes[number].text_mask
     return ", ".join([*tree, *more, str(mask), *TEXT_BYTES])
 
 
 def word(column: Column, code: str) -> str:
-    """Return the word of a value."""
+    """Return code for the word that an index stores for a value."""
     return f"float_word(np.float64({code}))" if column.kind is Kind.FLOAT else f"np.int64({code})"
 
 
 def _indexes(table: TableCode, column: str | None) -> list[tuple[int, IndexSpec]]:
-    """Return the indexes on a column, or all indexes."""
+    """Return the indexes on a column, or all indexes, with their numbers."""
     return [
         (number, index)
         for number, index in enumerate(table.spec.indexes)

@@ -1,4 +1,4 @@
-"""Code for a procedure's selections: ``table.by(column)``, ranges, first and last rows, and loops."""
+"""Compile a procedure's selections: ``table.by(column)``, ranges, first and last rows, and loops."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Selection:
     index : IndexSpec
         The index.
     equal : tuple of str
-        The words of the first columns.
+        The code of the words that the first columns must equal.
     low, high : str or None
-        The bounds of the next column, excluding `high`; None if open.
+        The code of the bounds of the next column; `high` is excluded. None means no bound.
     row : Row
-        A row of the range, whose slot is filled in.
+        A row of the range; its slot is set later.
     """
 
     table: TableCode
@@ -68,12 +68,12 @@ class Selection:
         return self._seek(self._bound(word), last=descending, inclusive=inclusive)
 
     def step(self, slot: str, *, descending: bool) -> str:
-        """Return the code of the next row's slot."""
+        """Return the code for the slot of the row after the row at `slot`."""
         bound = f"{self._arguments[0]}[{slot}, :{len(self.index.words)}]"
         return self._seek(bound, last=descending, inclusive=False)
 
     def end_condition(self, slot: str, *, descending: bool) -> str | None:
-        """Return the condition that a row is after the end of the range; None if it has no end."""
+        """Return the condition that a row is after the end of the range; None if the range has no end."""
         nodes, _, _, *arguments = self._arguments
         bound, sign = (self.low, "<") if descending else (self.high, ">=")
         if bound is None:

@@ -34,7 +34,7 @@ class TableTrees:
     root : int
         The position of the first root.
     rows : int
-        The capacity.
+        The number of rows for which the trees have room.
     """
 
     def __init__(self, spec: TableSpec, texts: TextNumbers, facts: Numbers, root: int, rows: int) -> None:
@@ -92,7 +92,7 @@ class TableTrees:
             build_tree(self.nodes[number], self._facts, self._root + number, inside[order])
 
     def _set_words(self, number: int, slots: Numbers, columns: Columns, nulls: Nulls) -> Numbers:
-        """Set the words of rows; return the rows that belong in the index."""
+        """Set the words of rows; return the slots of the rows that belong in the index."""
         index = self._indexes[number]
         for place, at in enumerate(self._places[number]):
             self.nodes[number][slots, place] = _words(columns[at][slots])
@@ -115,14 +115,14 @@ class TableTrees:
         values : sequence of ndarray
             The values of each column; texts are given by their numbers.
         exists : ndarray
-            For each set of values, whether a row can have it.
+            For each position in `values`, whether any row can have these values.
 
         Returns
         -------
         places : ndarray
-            The position of each row's values.
+            For each found row, the position of its values.
         slots : ndarray
-            The rows.
+            The slot of each found row.
         """
         number = next(place for place, index in enumerate(self._indexes) if index.columns == tuple(columns))
         asked = np.flatnonzero(exists)

@@ -78,7 +78,7 @@ def _compare_texts(a: int, b: int, offsets: Nodes, data: Bytes) -> int:
 
 @kernel
 def compare_bound(nodes: Nodes, slot: int, bound: Any, mask: int, offsets: Nodes, data: Bytes) -> int:
-    """Compare the first words of a row with the words of a bound; below 0 if the row comes first."""
+    """Compare the first words of a row with a bound; the result is negative if the row comes first."""
     for c in range(len(bound)):
         x, y = nodes[slot, c], bound[c]
         if x != y:
@@ -90,7 +90,7 @@ def compare_bound(nodes: Nodes, slot: int, bound: Any, mask: int, offsets: Nodes
 
 @kernel
 def _compare(nodes: Nodes, a: int, b: int, mask: int, offsets: Nodes, data: Bytes) -> int:
-    """Compare two rows; below 0 if row `a` comes first."""
+    """Compare two rows; the result is negative if row `a` comes first."""
     return compare_bound(nodes, a, nodes[b, : nodes.shape[1] - LINKS], mask, offsets, data)
 
 
@@ -98,7 +98,7 @@ def _compare(nodes: Nodes, a: int, b: int, mask: int, offsets: Nodes, data: Byte
 def insert_node(
     nodes: Nodes, facts: Nodes, root: int, slot: int, mask: int, offsets: Nodes, data: Bytes
 ) -> None:
-    """Add a row whose words are set."""
+    """Add a row; its words are already set."""
     left = nodes.shape[1] - LINKS
     right = left + 1
     nodes[slot, left + 2] = 1
@@ -167,7 +167,7 @@ def remove_node(
 def insert_all(
     nodes: Nodes, facts: Nodes, root: int, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
 ) -> None:
-    """Add rows whose words are set."""
+    """Add rows; their words are already set."""
     for i in range(slots.shape[0]):
         insert_node(nodes, facts, root, slots[i], mask, offsets, data)
 
@@ -185,7 +185,7 @@ def remove_all(
 
 @kernel
 def build_tree(nodes: Nodes, facts: Nodes, root: int, slots: Nodes) -> None:
-    """Build the tree of sorted rows."""
+    """Build the tree of rows; `slots` has them in the order of the index."""
     left = nodes.shape[1] - LINKS
     right = left + 1
     path = np.empty(slots.shape[0], np.int64)  # the rightmost nodes, the root first
@@ -208,7 +208,7 @@ def build_tree(nodes: Nodes, facts: Nodes, root: int, slots: Nodes) -> None:
 
 @kernel
 def tree_end(nodes: Nodes, facts: Nodes, root: int, last: bool) -> Any:
-    """Return the first or the last row's slot, -1 if there is none."""
+    """Return the slot of the first row, or with `last` of the last row; -1 if the tree is empty."""
     side = nodes.shape[1] - LINKS + last
     at = facts[root] - 1
     while at >= 0 and nodes[at, side] != 0:
@@ -228,7 +228,9 @@ def seek(
     offsets: Nodes,
     data: Bytes,
 ) -> Any:
-    """Return the first row after a bound, or with `last` the last row before it; -1 if there is none.
+    """Return the slot of the first row after a bound, or with `last` of the last row before the bound.
+
+    Return -1 if there is no such row.
 
     With `inclusive`, the result may also be a row that equals the bound. The bound may be the words of a
     removed row.
@@ -252,7 +254,10 @@ def seek(
 def find_equal(
     nodes: Nodes, facts: Nodes, root: int, bounds: Nodes, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
 ) -> Nodes:
-    """Write the rows that equal each bound to `slots`, while it has room; return the number of these rows."""
+    """Write the slots of the rows that equal each bound to `slots`; return the number of rows of each bound.
+
+    If `slots` is too small, only the numbers are complete.
+    """
     counts = np.zeros(bounds.shape[0], np.int64)
     size = 0
     words = nodes.shape[1] - LINKS

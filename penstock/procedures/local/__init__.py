@@ -1,1 +1,1 @@
-"""Sets and calls of other procedures, which live within one transaction."""
+"""Compile sets, and calls of other procedures."""

@@ -27,7 +27,7 @@ class Calls(Emissions):
         """Compile statements."""
 
     def find_callee(self, node: ast.expr) -> ProcedureText | None:
-        """Return the text of the procedure that an expression calls; None if it calls none."""
+        """Return the text of the procedure that an expression calls; None for other expressions."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             return procedure_text(self.scope.text.names.get(node.func.id))
         return None
@@ -60,7 +60,7 @@ class Calls(Emissions):
         if len(self.scopes.stack) >= _DEEPEST or any(scope.text is text for scope in self.scopes.stack):
             fact = f"{text.name} calls itself, maybe through others, or is deeper than {_DEEPEST} calls"
             raise self.wrong(node, fact, "write a loop")
-        # The same number in each pass, though a pass may skip calls.
+        # A call has the same number in each pass, even if a pass skips earlier calls.
         number = self.facts.calls.setdefault(place, len(self.facts.calls) + 1)
         result = f"c{number}_value"
         self.out.line(f"c{number} = 0")

@@ -14,7 +14,7 @@ __all__ = ["add", "contains", "new_set", "size"]
 @kernel
 def new_set() -> Any:
     """Return an empty set."""
-    made = {np.int64(0)}  # an element tells the type
+    made = {np.int64(0)}  # numba finds the set's type from an element
     made.clear()
     return made
 

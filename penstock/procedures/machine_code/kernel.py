@@ -37,7 +37,7 @@ def generated_kernel(function: F) -> F:
     # Numba matches the names of an intrinsic's parameters, so they have the names of the kernel's parameters.
     text = f"def code(typing, {parameters}): return type_of(typing, {parameters})"
     names: dict[str, Any] = {"type_of": type_of}
-    exec(text, names)  # noqa: S102 - the text has nothing but names of parameters that we made
+    exec(text, names)  # noqa: S102 - the text has only names of parameters that Penstock generates
     outer = {"code": intrinsic(names["code"]), "__name__": function.__module__}
     text = f"def {function.__name__}({parameters}): return code({parameters})"
     exec(compile(text, function.__code__.co_filename, "exec"), outer)  # noqa: S102 - as above

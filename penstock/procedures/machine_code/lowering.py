@@ -43,7 +43,7 @@ class Lowering:
     Parameters
     ----------
     context : numba.core.base.BaseContext
-        Numba's implementations.
+        Finds numba's implementation of a function.
     builder : llvmlite.ir.IRBuilder
         The builder of the function that gets the code.
     kinds : Types
@@ -98,7 +98,7 @@ class Lowering:
             for target in node.targets:
                 self._store(target, value, kind)
         elif isinstance(node, ast.AugAssign):
-            # The target's index has no effects, so it may be evaluated twice.
+            # The target's index has no side effects, so it may be evaluated twice.
             self._store(node.target, *self._value(ast.BinOp(node.target, node.op, node.value)))
         elif isinstance(node, ast.If):
             self._if(node)
@@ -176,7 +176,7 @@ class Lowering:
         builder.position_at_end(after)
 
     def _count_turns(self, start: Any, stop: Any, step: Any) -> Any:
-        """Return the number of iterations of a range, which may need 64 bits, but not more."""
+        """Return the number of iterations of a range, which always fits into 64 bits without a sign."""
         builder, one, zero = self._builder, ir.Constant(_INT64, 1), ir.Constant(_INT64, 0)
         if isinstance(step, ir.Constant):
             runs, count = builder.icmp_signed("<", start, stop), builder.sub(stop, start)
@@ -334,7 +334,7 @@ class Lowering:
         return result, kind
 
     def _compare(self, node: ast.Compare) -> tuple[Any, Any]:
-        """Write a comparison, or a chain of comparisons; operands have no effects."""
+        """Write a comparison, or a chain of comparisons; operands have no side effects."""
         if isinstance(node.ops[0], ast.In | ast.NotIn):
             holds, kind = self._call(set_kernels.contains, [*node.comparators, node.left])
             return self._builder.not_(holds) if isinstance(node.ops[0], ast.NotIn) else holds, kind

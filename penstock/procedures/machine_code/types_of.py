@@ -41,7 +41,7 @@ OPERATORS: dict[type[ast.AST], Any] = {
 _OPERATIONS = frozenset(OPERATORS.values())
 
 PICKS = {min: operator.lt, max: operator.gt}
-"""The comparison by which a function picks a later argument."""
+"""For ``min`` and ``max``, the comparison that holds if a later argument replaces the current result."""
 
 CASTS = {
     np.int64: types.int64,
@@ -83,7 +83,7 @@ class Types:
     Parameters
     ----------
     typing : numba.core.typing.Context
-        Resolves calls.
+        Finds the signatures of functions.
     function : ast.FunctionDef
         The kernel.
     arguments : sequence of numba.types.Type

@@ -33,7 +33,7 @@ def _fit_row(owner: str, columns: Sequence[Column], values: dict[str, Any]) -> d
 
 
 class _Stream:
-    """A stream as a list."""
+    """A stream that keeps its rows in a list."""
 
     def __init__(self, spec: StreamSpec, fire: Fire) -> None:
         self.spec = spec
@@ -153,12 +153,12 @@ class PlainRounds(PlainTables):
         Parameters
         ----------
         stages : sequence of Stage
-            The procedures in their order.
+            The procedures in the order in which they run.
         events : pyarrow.RecordBatch
             The events.
         bounds : iterable of int, optional
-            The start of each batch; the last element is the number of events; by default each event is a
-            batch.
+            The position of the first event of each batch, then the number of events. By default each event
+            is a batch.
         """
         rows = python_rows(events)
         begins = range(len(rows) + 1) if bounds is None else [int(bound) for bound in bounds]

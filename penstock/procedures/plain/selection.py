@@ -1,4 +1,4 @@
-"""The rows of an index, found by sorting; the reference in tests of the kernels."""
+"""Find the rows of an index by sorting; this is the reference in tests of the kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 class Table(Protocol):
-    """The rows of a table by their keys; None for a key without a row."""
+    """Finds the rows of a table by their keys; `rows` has None for a key without a row."""
 
     spec: TableSpec
     rows: dict[tuple[Any, ...], Row | None]
@@ -33,7 +33,7 @@ def find_index(spec: TableSpec, columns: Sequence[str]) -> IndexSpec:
     Raises
     ------
     InvalidUsageError
-        If there is none.
+        If the table has no such index.
     """
     for index in spec.indexes:
         if index.columns == tuple(columns):
@@ -62,7 +62,7 @@ class PlainSelection:
     equal : tuple
         The values of the first columns.
     low, high : object, optional
-        The range of the next column, excluding `high`; None if the range has no such bound.
+        The bounds of the next column; `high` is excluded. None means no bound.
     """
 
     def __init__(

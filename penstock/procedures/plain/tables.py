@@ -1,4 +1,4 @@
-"""Procedures that run in Python over dicts: for ``plain=True``, and as the reference in tests.
+"""Run procedures in Python over dicts: for ``plain=True``, and as the reference in tests.
 
 Python runs the procedure's own text. Only operations that behave differently from Python are replaced
 (`words`): integers have 64 bits, nulls are not values, and errors are rejections.
@@ -83,11 +83,11 @@ class PlainTable:
     spec : TableSpec
         The table.
     journal : list
-        Before a row changes, its previous content is appended to this list, which all tables share.
+        A list that all tables share. Before a row changes, its previous content is appended to the list.
     fetch : callable, optional
         Returns the row of a key that is not in the dict; by default there is no such row.
     scan : callable, optional
-        Returns all rows; some may be in the dict already. By default all rows are in the dict.
+        Returns all rows; the dict may already have some of them. By default the dict has all rows.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class PlainTable:
         return self.rows.get(key)
 
     def get(self, key: Any) -> _Row | None:
-        """Return a row; None if there is none."""
+        """Return the row of a key, or None if no row has the key."""
         key = self._key(key)
         values = self._find(key)
         return None if values is None else _Row(self, key, values)
@@ -199,7 +199,7 @@ class PlainTables:
     def run(
         self, text: ProcedureText, events: pa.RecordBatch, results: tuple[Column, ...]
     ) -> list[tuple[Any, ...]]:
-        """Run a transaction for each event; return the results of each, then why it was rejected."""
+        """Run a transaction for each event; return its results, then the reason for its rejection or None."""
         function = self.function(text)
         parameters = [self.parameter(name) for name in text.tables]
         rows: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""Operations that differ from Python's: integers of 64 bits, nulls, and rejections."""
+"""Operations that behave differently from Python: integers have 64 bits, and nulls and errors reject."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _align(a: Any, b: Any) -> tuple[Any, Any]:
         raise InvalidUsageError("a decimal meets another kind", hint="convert with int(...) or float(...)")
     scales = {digits_of(Decimal(number))[1] for number in (a, b)}
     a, b = (to_scale(number, max(scales)) for number in (a, b))
-    if len(scales) > 1:  # otherwise nothing was multiplied, and a column may have more than 18 digits
+    if len(scales) > 1:  # with equal scales the digits are unchanged, and a column may have more than 18
         _check_range(digits_of(a)[0])
         _check_range(digits_of(b)[0])
     return a, b

@@ -1,4 +1,4 @@
-"""A bank: accounts are opened and closed; deposits, withdrawals and transfers."""
+"""A bank: customers open and close accounts, deposit, withdraw and transfer money."""
 
 from __future__ import annotations
 
@@ -80,4 +80,4 @@ def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
 
 
 BANK = PackagedProgram("bank", "open, close, deposit, withdraw, transfer", _bank, serve, _opening, _workload)
-"""Three of eight transactions are transfers; accounts come and go; Zipf 0.6."""
+"""Three of eight transactions are transfers. Keys have a Zipf distribution (exponent 0.6)."""

@@ -26,7 +26,7 @@ _SKEW = 0.6
 _gs = database("GS")
 _gs.table(
     "records",
-    # A record of 128 bytes.
+    # A record has 128 bytes.
     "id bigint, value bigint NOT NULL, " + ", ".join(f"f{place} bigint NOT NULL" for place in range(14)),
     key="id",
 )
@@ -65,4 +65,4 @@ def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
 
 
 GREP_AND_SUM = PackagedProgram("GS", "sum ten records, or write ten", _gs, grep, _opening, _workload)
-"""Half of the transactions read ten records of 128 bytes, half write ten; Zipf 0.6."""
+"""Half of the transactions read ten records, half write ten. Keys have a Zipf distribution (exponent 0.6)."""

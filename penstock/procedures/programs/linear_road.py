@@ -62,7 +62,7 @@ _lr.table(
 
 @_lr.procedure
 def begin_minute(e: Any, traffic: Any, tolls: Any) -> Any:
-    """Compute all tolls of an expressway, and forget what no later toll needs."""
+    """Compute all tolls of an expressway, and delete the traffic that no later toll needs."""
     for place in range(PLACES):
         toll = 0
         last = traffic.get((e.xway, place, e.minute - 1))
@@ -88,7 +88,7 @@ def begin_minute(e: Any, traffic: Any, tolls: Any) -> Any:
 
 @_lr.procedure
 def stop_or_go(e: Any, stops: Any, accidents: Any) -> Any:
-    """Count a vehicle that stops (1) or goes (-1); two vehicles in one spot are an accident."""
+    """Count a vehicle that stops (1) or drives on (-1); two vehicles in one spot are an accident."""
     stop = stops.get((e.xway, e.spot))
     if stop is None:
         stops.insert(xway=e.xway, spot=e.spot, vehicles=e.change)
@@ -109,7 +109,7 @@ def stop_or_go(e: Any, stops: Any, accidents: Any) -> Any:
     returns="toll bigint, accident boolean",
 )
 def report(e: Any, clocks: Any, vehicles: Any, traffic: Any, tolls: Any, stops: Any, accidents: Any) -> Any:
-    """Take a report; return toll and accident if the vehicle has entered a segment."""
+    """Process a report; return toll and accident if the vehicle has entered a segment."""
     minute = e.time // MINUTE_S
     place = 2 * (e.position // SEGMENT_FEET) + e.direction
     clock = clocks.get(e.xway)

@@ -57,4 +57,4 @@ def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
 ONLINE_BIDDING = PackagedProgram(
     "OB", "bid, alter twenty prices, or top up twenty items", _ob, trade, _opening, _workload
 )
-"""Bids, alterations and top-ups in the ratio 6 : 1 : 1; Zipf 0.6."""
+"""Bids, alterations and top-ups are in the ratio 6 : 1 : 1. Keys have a Zipf distribution (exponent 0.6)."""

@@ -54,7 +54,7 @@ class PackagedProgram:
 
 
 def events_of(procedure: Procedure, columns: Sequence[Any]) -> pa.RecordBatch:
-    """Return events from the columns of a procedure's event, each an array or one value for all."""
+    """Return events of a procedure; each column is an array, or one value for all events."""
     schema = event_schema(procedure.program().event)
     rows = max(len(column) for column in columns if not isinstance(column, int | float | str))
     arrays = [

@@ -27,7 +27,7 @@ _sl.table("assets", "id bigint, amount bigint NOT NULL", key="id")
     "goods bigint NOT NULL"
 )
 def ledger(e: Any, accounts: Any, assets: Any) -> Any:
-    """Move money and goods, all or nothing."""
+    """Deposit money and goods, or transfer both if the source has enough of both."""
     if e.kind == OPEN:
         accounts.insert(id=e.target, balance=e.money)
         assets.insert(id=e.target, amount=e.goods)
@@ -58,4 +58,4 @@ def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
 STREAMING_LEDGER = PackagedProgram(
     "SL", "deposit, or transfer money and goods", _sl, ledger, _opening, _workload
 )
-"""Half of the transactions are deposits of two accesses, half transfers of four; Zipf 0.6."""
+"""Half of the transactions are deposits, half are transfers. Keys have a Zipf distribution (exponent 0.6)."""

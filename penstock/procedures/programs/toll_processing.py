@@ -53,4 +53,4 @@ def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
 TOLL_PROCESSING = PackagedProgram(
     "TP", "report a speed, and pay a toll for a full segment", _tp, report, _opening, _workload
 )
-"""Reports of 100 segments; the keys are pairs of a segment and a vehicle; Zipf 0.2."""
+"""Reports about 100 segments, which have a Zipf distribution (exponent 0.2)."""

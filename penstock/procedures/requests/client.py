@@ -37,7 +37,7 @@ def request_streams(location: str | os.PathLike[str]) -> tuple[PStream, PStream]
     Raises
     ------
     InvalidUsageError
-        If the location holds p-streams of other columns.
+        If the location holds p-streams with other columns.
     CorruptDataError, UnavailableError
         If the p-streams' files are damaged, or the file system refuses.
     """
@@ -78,7 +78,7 @@ class RequestClient:
         self._read = self._answers.end
         self._sent: dict[str, str] = {}
         self._found: dict[str, dict[str, Any]] = {}
-        # The writer commits only rows that a flush waits for.
+        # The writer commits only when a flush waits for its rows.
         self._writer = PStreamWriter(
             requests.files.location, REQUESTS, writer=f"client-{new_id()}", threads=1
         )  # fmt: skip
@@ -159,7 +159,7 @@ class RequestClient:
         Parameters
         ----------
         request_id : str
-            The id.
+            The id of the request.
         timeout : str or timedelta, optional
             The maximum time to wait; by default the client's timeout.
 

@@ -36,7 +36,7 @@ ANSWERS = pa.schema([
     pa.field("bucket", pa.int32(), nullable=False),
     pa.field("transaction", pa.int64()),
 ])  # fmt: skip
-"""The columns of answers. `transaction` is the place in the bucket's serial order; null if none ran."""
+"""The columns of answers. `transaction` is the number in the bucket's serial order; null if nothing ran."""
 
 
 def encode_values(values: Mapping[str, Any]) -> str:
@@ -63,7 +63,7 @@ def _text(value: object) -> str:
 def decode_values(texts: Sequence[str], schema: pa.Schema) -> tuple[pa.RecordBatch, list[int]]:
     """Convert JSON objects to rows; also return the positions of objects that do not fit and have no row.
 
-    If an object lacks a column, its value is null. Names outside of the schema are ignored.
+    A column that an object lacks is null. Names outside of the schema are ignored.
 
     Parameters
     ----------
@@ -99,13 +99,13 @@ def _rows(texts: Iterable[str], schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         array = pa.array([_value(value.get(field.name), field.type) for value in values], field.type)
         if array.null_count and not field.nullable:
-            raise ValueError("a null where none may be")
+            raise ValueError("a null in a column without nulls")
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _value(value: Any, kind: pa.DataType) -> Any:
-    """Convert a JSON value to one that Arrow accepts for a type."""
+    """Convert a JSON value to a value that Arrow accepts for a type."""
     if value is None:
         return None
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

@@ -26,7 +26,7 @@ SEVERAL_BUCKETS = "several buckets"
 
 @dataclass(frozen=True)
 class RequestPrograms:
-    """The procedures that requests may call. Made on the driver, used in workers.
+    """The procedures that requests may call. The driver makes this object, and workers use it.
 
     Parameters
     ----------
@@ -48,8 +48,8 @@ class RequestPrograms:
         catalog : Catalog
             The declarations of the database.
         buckets : int
-            The number of buckets. With several, a request runs in the bucket of its event, like the stream's
-            events.
+            The number of buckets. With several buckets, a request runs in the bucket of its event, like the
+            stream's events.
         route : pyarrow.DataType, optional
             The type of the attribute that determines the bucket of the stream's events, if there are several
             buckets.

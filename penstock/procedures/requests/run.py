@@ -1,4 +1,4 @@
-"""Run requests over the tables of a bucket, each only once even if it is sent again.
+"""Run requests over the tables of a bucket; a request that is sent again does not run again.
 
 A client that does not know whether its request arrived sends it again with the same id. So a bucket remembers
 its last `REMEMBERED` requests with their answers, in a table that is stored and recovered like all tables. If
@@ -29,7 +29,7 @@ OTHER_REQUEST = "the id of another request"
 MISFIT = "arguments do not fit"
 
 REMEMBERED_REQUESTS = TableSpec(
-    "remembered requests",  # a name that no table of a user has
+    "remembered requests",  # the space keeps users' tables from having this name
     (
         Column("place", pa.int64(), Kind.INTEGER, nullable=False),
         Column("number", pa.int64(), Kind.INTEGER, nullable=False),
@@ -62,7 +62,7 @@ def answer_requests(
     bucket: int,
     capacity: int = REMEMBERED,
 ) -> pa.RecordBatch:
-    """Run requests one after the other; return an answer for each.
+    """Run requests one after the other; return an answer to each request.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def answer_requests(
     programs : RequestPrograms
         The procedures that requests may call.
     bucket : int
-        The bucket, which is in the answers.
+        The number of the bucket, for the answers.
     capacity : int
         The number of requests to remember.
     """
@@ -131,7 +131,7 @@ def _groups(rows: list[tuple[str, str, str, int]]) -> Iterator[tuple[str, list[t
 def _run(
     state: State, programs: RequestPrograms, procedure: str, arguments: list[str]
 ) -> list[tuple[str | None, str | None, int | None]]:
-    """Run a transaction for each of the arguments; return the results, rejections and numbers."""
+    """Run a transaction for each element of `arguments`; return its results, rejection and number."""
     program = programs.programs.get(procedure)
     if program is None:
         return [(None, programs.why_not(procedure), None)] * len(arguments)
@@ -179,7 +179,7 @@ class _Memory:
         self._next += 1
 
     def store(self) -> None:
-        """Record the new answers for the next version, and forget the oldest."""
+        """Record the new answers for the next version, and forget the oldest answers."""
         if not self._new:
             return
         for id_ in list(itertools.islice(self._known, max(len(self._known) - self._most, 0))):

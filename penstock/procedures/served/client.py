@@ -46,14 +46,14 @@ class DatabaseClient:
     token : str, optional
         The token that the server expects.
     certificates : bytes, optional
-        The root certificates, in PEM, to verify the server with; by default the system's.
+        The root certificates, in PEM, that verify the server; by default the system's root certificates.
     timeout : str or timedelta
         The maximum time to wait for an answer.
 
     Attributes
     ----------
     part_bytes : int
-        The size of the parts in which `run` sends a large table.
+        The approximate size of the parts in which `run` sends a large table.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class DatabaseClient:
                 "this is no address of a server",
                 uri=uri,
                 hint="write grpc://host:port or grpc+tls://host:port",
-            ) from None  # Arrow's text says nothing more
+            ) from None  # Arrow's message says nothing more
 
     def __enter__(self) -> DatabaseClient:
         return self
@@ -161,7 +161,7 @@ class DatabaseClient:
                 return {**results, "rejected": answer["rejected"]}
 
     def run(self, procedure: str, events: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> pa.Table:
-        """Run a transaction for each row of events, in order; return a row of results for each.
+        """Run a transaction for each event, in order; return a row of results for each event.
 
         Large tables are sent in parts; each part is durable before the next part is sent.
 
@@ -225,7 +225,7 @@ class DatabaseClient:
         self._act(TAKE_OVER, pa.table({}))
 
     def lag(self) -> Lag:
-        """Return how far the server's replica is behind the log; see `Replica.lag`.
+        """Return the lag of the server's replica behind the log; see `Replica.lag`.
 
         Raises
         ------

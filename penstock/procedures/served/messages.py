@@ -70,7 +70,7 @@ def raise_as_flight(error: PenstockError) -> None:
     """Raise an error of the server as a Flight error."""
     context = {name: str(value) for name, value in error.context.items()}
     known = {"error": type(error).__name__, "fact": error.fact, "hint": error.hint, "context": context}
-    # pyarrow carries no extra_info with a FlightServerError.
+    # pyarrow does not transmit the extra_info of a FlightServerError.
     kind = (
         flight.FlightUnavailableError if isinstance(error, UnavailableError) else flight.FlightInternalError
     )
@@ -89,7 +89,7 @@ def raise_from_flight(error: flight.FlightError, **context: Any) -> None:
 
 
 def _error_of(extra_info: bytes) -> PenstockError | None:
-    """Return the Penstock error that a server sent, if it is one."""
+    """Return the Penstock error that a server sent; None if the bytes are not an error of Penstock."""
     try:
         known = json.loads(extra_info)
         kind = getattr(errors, known["error"])

@@ -56,7 +56,7 @@ def _check_free(host: str, port: int) -> None:
     """Raise OSError if the port is taken, because gRPC would also write two lines to standard error."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as trial:
-        # Connections of the last server may linger.
+        # Connections of the previous server on this port may linger.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         trial.bind(address)
 
@@ -73,7 +73,7 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         The database, or a replica, which answers only reads until a client lets it take over. The caller
         closes `database` after closing the server.
     host, port
-        The address to listen at. With port 0 a free port is chosen, which is then in `port`.
+        The address to listen at. With port 0 the server chooses a free port; the attribute `port` has it.
     token : str, optional
         The token that clients must send; required unless only this machine can connect.
     certificate : tuple of bytes, optional

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 HELD_EVENTS = TableSpec(
-    "held events",  # a name that no table of a user has
+    "held events",  # the space keeps users' tables from having this name
     (
         Column("place", pa.int64(), Kind.INTEGER, nullable=False),
         Column("events", pa.binary(), Kind.BINARY, nullable=False),
@@ -36,7 +36,7 @@ HELD_EVENTS = TableSpec(
     ("place",),
     None,
 )
-"""The events of an atomic batch that is not complete: no row, or one row with an Arrow IPC stream."""
+"""The events of an incomplete atomic batch: one row with an Arrow IPC stream, or no row without events."""
 
 
 def check_batches(program: Program | PlainProgram) -> None:
@@ -51,17 +51,19 @@ def check_batches(program: Program | PlainProgram) -> None:
         raise InvalidUsageError(
             "only a workflow takes batches",
             procedure=program.name,
-            hint="make one of the procedure with database.workflow(...)",
+            hint="make a workflow of the procedure with database.workflow(...)",
         )
 
 
 def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
-    """Return the start of each batch (a run of equal values) and, at the end, the number of events.
+    """Return the position of the first event of each batch, then the number of events.
+
+    Consecutive events with equal values are one batch.
 
     Parameters
     ----------
     column : pyarrow.Array
-        The values; null is a value.
+        The value of each event; null counts as a value.
     name : str
         The name of the column, for errors.
 
@@ -84,15 +86,15 @@ def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
 
 
 def cut_batches(events: pa.RecordBatch, batch: str | int) -> tuple[npt.NDArray[np.int64], int]:
-    """Return the start of each complete atomic batch and, at the end, the number of events in them.
+    """Return the bounds of the complete atomic batches, and the number of their events.
 
     Parameters
     ----------
     events : pyarrow.RecordBatch
-        Events of a stream; more of them follow.
+        The next events of a stream; more events follow.
     batch : str or int
-        The column that separates batches; then the last batch is incomplete, because it may continue. Or the
-        number of events in each batch.
+        The number of events in each batch, or the column that separates batches. With a column, the last
+        batch is incomplete, because the following events may belong to it.
     """
     if isinstance(batch, str):
         bounds = batch_bounds(events.column(batch), batch)[:-1]
@@ -102,7 +104,7 @@ def cut_batches(events: pa.RecordBatch, batch: str | int) -> tuple[npt.NDArray[n
 
 
 def held_events(state: TableSet) -> pa.RecordBatch | None:
-    """Return the events of an incomplete batch; None if there are none."""
+    """Return the stored events of an incomplete batch; None if there are no events."""
     rows = state[HELD_EVENTS.name].table()
     if not rows.num_rows:
         return None
@@ -125,7 +127,7 @@ def hold_events(state: TableSet, events: pa.RecordBatch | None) -> None:
 def bounds_of(
     program: Program | PlainProgram, events: pa.Table | pa.RecordBatch, batch: str
 ) -> npt.NDArray[np.int64]:
-    """Return the start of each atomic batch of a workflow's events and, at the end, the number of events.
+    """Return the bounds of the atomic batches of a workflow's events; see `batch_bounds`.
 
     Raises
     ------

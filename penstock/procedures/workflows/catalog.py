@@ -32,10 +32,10 @@ class Catalog:
     Attributes
     ----------
     tables, streams, windows : dict
-        By name.
+        The declarations, by name.
     triggers : dict
-        The procedures that run when a row is inserted, or a window slides; by the name of the table, stream
-        or window.
+        The procedures that run when a row is inserted or a window slides, by the name of the table, stream or
+        window.
     owners : dict
         The procedure that each window belongs to.
     procedures : dict
@@ -62,7 +62,7 @@ class Catalog:
         Raises
         ------
         InvalidUsageError
-            If there is none.
+            If there is no table, stream or window of this name.
         """
         relations: dict[str, RelationSpec] = {**self.tables, **self.streams, **self.windows}
         if name not in relations:
@@ -130,7 +130,7 @@ class Catalog:
         """
         text = read(function)
         if any(text.is_word(node, language.execute) for node in ast.walk(text.tree)):
-            # The SQL parser takes long to import.
+            # The SQL parser takes long to import, so import it only for procedures with SQL.
             from penstock.procedures.analysis.sql_statements import rewrite_sql
 
             return rewrite_sql(text, self.tables)

@@ -24,7 +24,7 @@ class Dependencies:
     tables : dict
         The tables by name; the tables of windows come last.
     streams, windows : dict
-        By name.
+        The streams and windows, by name.
     triggers : dict
         The triggers, by the name of their table, stream or window.
     insertions : dict
@@ -39,7 +39,7 @@ class Dependencies:
     insertions: dict[str, ProcedureText] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parts of a digest other than texts and tables; empty if a procedure has only tables."""
+        """Return streams, windows and triggers as JSON values for digests; leave out what is empty."""
         parts: dict[str, Any] = {
             "streams": [stream.to_json() for stream in self.streams.values()],
             "windows": [window.to_json() for window in self.windows.values()],

@@ -6,11 +6,12 @@ transaction; nested procedures together are one transaction. A rejection undoes 
 that it emitted, and the round continues with the next transaction. A lack of room undoes the round, which
 runs again with more room.
 
-Round g has the events ``bounds[g]`` to before ``bounds[g + 1]``. The results of an interior procedure are
-those for its last row.
+Round g has the events ``bounds[g]`` to before ``bounds[g + 1]``. The results of an interior procedure are the
+results for its last row.
 
-A call of the kernel runs the procedures from ``steps[0]`` to ``steps[1]``, usually all. From ``steps[2]`` on,
-``steps`` holds the number of rows of each stream at the start, then those at the end.
+A call of the kernel runs the procedures ``steps[0]`` to before ``steps[1]``, usually all procedures. From
+``steps[2]`` on, ``steps`` holds the number of rows of each stream at the start of the call, then the number
+of rows of each stream at its end.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def compile_workflow(
     name : str
         The name.
     stages : sequence of Stage
-        The procedures in their order.
+        The procedures in the order in which they run.
     dependencies : Dependencies
         The dependencies of the procedures.
     event : tuple of Column
@@ -59,7 +60,7 @@ def compile_workflow(
     Raises
     ------
     InvalidUsageError
-        If a procedure is outside of the subset of Python; with file, line and column.
+        If a procedure uses Python that cannot be compiled; the error names file, line and column.
     """
     results = tuple(column for stage in stages for column in stage.results)
 

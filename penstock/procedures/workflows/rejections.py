@@ -1,4 +1,4 @@
-"""The reasons for rejections as texts."""
+"""Convert the codes of rejections to their reasons, which are texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_BYTES = (1 << 31) - 1
 
 
 def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
-    """Return the reason for each event's rejection; null if it was not rejected.
+    """Return the reason for each event's rejection; null if the event was not rejected.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
         The program that ran.
     codes : ndarray
         A code for each event; for a workflow, a code for each event and procedure. A workflow continues after
-        a rejection, so an event may have several reasons; all of them are named.
+        a rejection, so an event may have several reasons. The text names all of them.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
 def take_texts(
     texts: Sequence[str], numbers: npt.NDArray[np.int64], *, most_bytes: int = _MOST_BYTES
 ) -> pa.Array[Any]:
-    """Return the texts of numbers: null for 0, the first text for 1.
+    """Return a text for each number as an Arrow array: null for 0, the first text for 1, and so on.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def take_texts(
     offsets = np.empty(len(numbers) + 1, np.int32)
     size_bytes = add_sizes(numbers, sizes, offsets)
     if size_bytes > most_bytes:
-        # Not `InvalidUsageError`: that leaves tables unchanged, and here the transactions have run.
+        # `InvalidUsageError` would say that the tables are unchanged, but the transactions have run.
         raise InternalError(
             "the reasons for rejections of one batch take more than 2 GiB",
             events=len(numbers),
@@ -90,7 +90,7 @@ def take_texts(
 
 @kernel
 def add_sizes(numbers: Any, sizes: Any, offsets: Any) -> int:
-    """Write the offsets of texts; return their size. Offsets beyond 32 bits are wrong."""
+    """Write the offsets of texts; return their size in bytes. From 2 GiB on, the offsets are wrong."""
     size = 0
     offsets[0] = 0
     for i in range(numbers.shape[0]):
@@ -101,7 +101,7 @@ def add_sizes(numbers: Any, sizes: Any, offsets: Any) -> int:
 
 @kernel
 def copy_texts(numbers: Any, texts: Any, begins: Any, offsets: Any, data: Any) -> None:
-    """Copy a text for each number to its offset."""
+    """Copy the text of each number to its offset in `data`."""
     for i in range(numbers.shape[0]):
         begin, place = begins[numbers[i]], offsets[i]
         for k in range(offsets[i + 1] - place):

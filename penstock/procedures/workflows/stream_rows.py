@@ -46,7 +46,7 @@ class StreamRows:
         self._make()
 
     def load(self, rows: pa.RecordBatch, texts: TextNumbers) -> None:
-        """Write rows at its start."""
+        """Write rows to the start of the stream."""
         while self._size < rows.num_rows:
             self.double()
         arrays = iter(self.arrays)
@@ -57,7 +57,7 @@ class StreamRows:
                 next(arrays)[: len(mask)] = mask
 
     def rows(self, count: int, texts: TextNumbers) -> pa.RecordBatch:
-        """Return the first rows."""
+        """Return the first `count` rows."""
         arrays, columns = iter(self.arrays), []
         for column in self._spec.columns:
             values = next(arrays)[:count].copy()

@@ -37,5 +37,5 @@ class StreamSpec(RelationSpec):
         return StreamSpec(name, columns)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the declaration, for digests."""
+        """Return the declaration as JSON values for digests."""
         return {"name": self.name, "columns": schema_text(self.schema)}

@@ -1,15 +1,15 @@
 """Windows of a procedure: two tables that only this procedure sees (S-Store §3.2.2).
 
-The table ``<name>_rows`` holds the rows by place. The one row of ``<name>_facts`` records which rows are
-active and which are staged. Rows get consecutive numbers. The facts are the row numbers `first`, `active` and
-`next`::
+The table ``<name>_rows`` holds the rows; its key is the place of a row. The single row of ``<name>_facts``
+records which rows are active and which are staged. Rows get consecutive numbers. The facts are the row
+numbers `first`, `active` and `next`::
 
     first ........ active ........ next
       active rows        staged rows
 
 Each insert runs a procedure that this module generates, in the same Python that users may write. The
-procedure stages the row. When a slide is full, it removes the oldest rows, makes the staged rows active, and
-calls the triggers of the window. So windows are undone, stored and recovered like tables.
+procedure stages the row. When the staged rows fill a slide, it removes the oldest rows, makes the staged rows
+active, and calls the triggers of the window. So windows are undone, stored and recovered like tables.
 
 A window of rows keeps row number n at place n % (size + slide), so that it deletes nothing. A window of time
 keeps row number n at place n.
@@ -96,7 +96,7 @@ class WindowSpec(RelationSpec):
     name, columns
         See `RelationSpec`.
     size, slide : int
-        In rows, or in units of the time column.
+        Numbers of rows; in a window of time, numbers of units of the time column.
     time : str, optional
         The column of time; None for a window of rows.
     """
@@ -119,7 +119,7 @@ class WindowSpec(RelationSpec):
         columns = columns_of(parse_schema(ddl), owner=name, lists=False)
         if PLACE in [column.name for column in columns] or not columns:
             raise InvalidUsageError(
-                "a window has columns, and none of this name", window=name, not_allowed=PLACE
+                "a window needs columns, but none of this name", window=name, not_allowed=PLACE
             )
         if time is None:
             return WindowSpec(
@@ -177,7 +177,7 @@ class WindowSpec(RelationSpec):
         return self.size + self.slide if self.time is None else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the declaration, for digests."""
+        """Return the declaration as JSON values for digests."""
         schema = pa.schema([pa.field(column.name, column.type, column.nullable) for column in self.columns])
         return {
             "name": self.name,
@@ -188,7 +188,7 @@ class WindowSpec(RelationSpec):
         }
 
     def insertion(self, triggers: Sequence[ProcedureText]) -> ProcedureText:
-        """Return the text of the procedure that inserts a row; the row is its event.
+        """Return the text of the procedure that inserts a row; the procedure's event is the row.
 
         Parameters
         ----------

@@ -46,7 +46,7 @@ class Workflow:
     catalog : Catalog
         The declarations of their database.
     location : str or path, optional
-        The location of the state of the database's queries.
+        The location where the database's queries keep their state.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Workflow:
                 )
             if procedure.name in procedures:
                 raise InvalidUsageError(
-                    "a workflow has a procedure once", workflow=self.name, procedure=procedure.name
+                    "a workflow has this procedure twice", workflow=self.name, procedure=procedure.name
                 )
             procedures[procedure.name] = procedure
             if procedure.stream is not None:
@@ -94,7 +94,7 @@ class Workflow:
                     raise procedure.text.wrong(
                         procedure.text.tree,
                         f"{procedure.name} and {first_taker.name} take the stream {procedure.stream.name}",
-                        "emit into a stream for each; one takes what is emitted once",
+                        "let only one of them take this stream, and emit into another stream for the other",
                     )
         if not procedures:
             raise InvalidUsageError("a workflow has no procedures", workflow=self.name)
@@ -116,7 +116,7 @@ class Workflow:
         return [self._takers[name] for name in self._emits(procedure)]
 
     def _order(self, groups: Sequence[Sequence[Procedure]]) -> tuple[tuple[Procedure, ...], tuple[int, ...]]:
-        """Return the procedures in their order, and the number of the transaction of each."""
+        """Return the procedures in the order in which they run, and the number of each one's transaction."""
         group_of = {procedure.name: number for number, group in enumerate(groups) for procedure in group}
         procedures = {procedure.name: procedure for group in groups for procedure in group}
         after: dict[str, list[str]] = {name: [] for name in procedures}
@@ -143,7 +143,7 @@ class Workflow:
             raise first.text.wrong(
                 first.text.tree,
                 f"transactions of {self.name} are in a circle: {circle}",
-                "nest what runs between nested procedures with them",
+                "nest the procedures that run between nested procedures with them",
             ) from None
         order_numbers = [
             (procedures[name], number)

@@ -338,7 +338,7 @@ def test_a_workflow_that_makes_no_sense_is_refused() -> None:
     assert "event=lines" in str(caught.value)
     with pytest.raises(InvalidUsageError, match="has no procedures"):
         database.workflow("one")
-    with pytest.raises(InvalidUsageError, match="has a procedure once: workflow=one procedure=ship"):
+    with pytest.raises(InvalidUsageError, match="has this procedure twice: workflow=one procedure=ship"):
         database.workflow("one", ship, database.nested(ship))
     with pytest.raises(InvalidUsageError, match="procedures of its database"):
         database.workflow("one", place, shop()[1][1])

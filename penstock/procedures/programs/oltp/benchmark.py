@@ -1,4 +1,4 @@
-"""A packaged OLTP benchmark, and the draws of its generators.
+"""Packaged OLTP benchmarks, and the random draws of their generators.
 
 A draw is a hash of a seed, the number of the draw and the number of a row. So every process makes the same
 draws.
@@ -53,7 +53,7 @@ class OltpBenchmark:
     requests : callable
         Maps a scale, a number of requests and a seed to requests.
     conditions : mapping of str to str
-        The invariants: for each, a DuckDB query that returns the rows that violate it.
+        For each invariant, a query in DuckDB's SQL that returns the rows that violate the invariant.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Draws:
     def texts(
         self, count: int, least: int, most: int, letters: NDArray[np.uint8] = _LETTERS
     ) -> pa.Array[Any]:
-        """Draw texts of a number of letters from a pool of 512."""
+        """Draw texts of `least` to `most` letters from a pool of 512 texts."""
         sizes = self.integers(_POOL, least, most)
         drawn = letters[self.integers(int(sizes.sum()), 0, len(letters) - 1)].tobytes().decode()
         ends = np.cumsum(sizes).tolist()
@@ -97,24 +97,24 @@ class Draws:
         return pa.array(pool).take(pa.array(self.integers(count, 0, _POOL - 1)))
 
     def digits(self, count: int, size: int) -> pa.Array[Any]:
-        """Draw texts of a number of digits."""
+        """Draw texts of `size` digits."""
         return self.texts(count, size, size, _LETTERS[-10:])
 
 
 def decimals(digits: Integers, precision: int, scale: int) -> pa.Array[Any]:
     """Return decimals whose unscaled values are `digits`."""
-    # A decimal has 128 bits, of which the upper half repeats the sign.
+    # Arrow stores a decimal in 128 bits. The upper 64 bits repeat the sign of the lower 64 bits.
     words = np.stack([digits, digits >> 63], axis=1).astype(np.int64)
     return pa.Array.from_buffers(pa.decimal128(precision, scale), len(digits), [None, pa.py_buffer(words)])
 
 
 def times(count: int) -> Integers:
-    """Return a time for each row, a millisecond apart."""
+    """Return a time for each of `count` rows; the times are a millisecond apart."""
     return START + 1_000 * np.arange(count)
 
 
 def table_of(database: Database, name: str, columns: Mapping[str, Any]) -> pa.Table:
-    """Return rows of a table from its columns, each an array or one value for all."""
+    """Return rows of a table; each column is an array, or one value for all rows."""
     schema = database.tables[name].schema
     rows = max(len(column) for column in columns.values() if isinstance(column, np.ndarray | pa.Array))
     arrays = []

@@ -20,7 +20,7 @@ KINDS = range(7)
  DELETE_FORWARDING) = KINDS  # fmt: skip
 _SHARES = np.repeat(KINDS, [35, 10, 35, 2, 14, 2, 2])
 _HOURS = 8
-"""Call forwarding starts at 0, 8 or 16 hours."""
+"""The hours at which call forwarding may start."""
 _FIELDS = ", ".join(
     [f"bit_{n} tinyint NOT NULL" for n in range(1, 11)]
     + [f"hex_{n} tinyint NOT NULL" for n in range(1, 11)]
@@ -64,7 +64,7 @@ _network.table(
     returns="location bigint, text string, data bigint",
 )
 def transact(e: Any, subscribers: Any, access_info: Any, facilities: Any, forwarding: Any) -> Any:
-    """Run a transaction of a kind; fail where the specification allows a row to be missing."""
+    """Run a transaction of the kind ``e.kind``; a missing row, which the specification allows, rejects it."""
     if e.kind == GET_SUBSCRIBER:
         row = subscribers[e.s_id]
         return row.vlr_location, row.sub_nbr, row.byte2_10
@@ -157,7 +157,7 @@ def _first_rows(scale: TatpScale) -> dict[str, pa.Table]:
 
 
 def _some_of(draws: Draws, owners: Integers, most: int) -> tuple[Integers, Integers]:
-    """Return one to `most` numbers from 1 on for each owner, with the owners."""
+    """Return the numbers 1, 2, ... of each owner, one to `most` of them, and the owner of each number."""
     counts = draws.integers(len(owners), 1, most)
     rows = int(counts.sum())
     return np.repeat(owners, counts), np.arange(rows) - np.repeat(np.cumsum(counts) - counts, counts) + 1
@@ -166,7 +166,7 @@ def _some_of(draws: Draws, owners: Integers, most: int) -> tuple[Integers, Integ
 def _requests(scale: TatpScale, count: int, seed: int) -> pa.RecordBatch:
     draws = Draws(seed + 1)
     kinds = _SHARES[draws.integers(count, 0, 99)]
-    # The specification's non-uniform draw.
+    # This draw is non-uniform, as specified.
     mixed = draws.integers(count, 0, 65_535) | draws.integers(count, 1, scale.subscribers)
     s_id = mixed % scale.subscribers + 1
     start = _HOURS * draws.integers(count, 0, 2)

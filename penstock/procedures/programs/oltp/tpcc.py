@@ -4,7 +4,7 @@ Departures from the specification, because procedures make no texts and return o
 
 - The terminal gets no texts. A result has the total of a new order, the customer's balance of a payment or
   order status, or the number of delivered orders or of items with low stock.
-- A payment of a customer with bad credit does not change ``data``; the specification prepends to it values
+- A payment of a customer with bad credit does not change ``data``. The specification prepends values to it
 that the row of ``history`` also has. ``history`` has the names of warehouse and district as two columns,
   and a key: the customer and the number of the payment.
 - The terminal draws the customer by last name; the procedure chooses the middle customer with this name, as
@@ -23,9 +23,9 @@ from penstock.procedures.language import abort
 __all__ = ["DELIVERY", "DISTRICTS", "NEW_ORDER", "ORDER_STATUS", "PAYMENT", "STOCK_LEVEL", "TPCC", "transact"]
 
 DISTRICTS = 10
-"""The districts of a warehouse."""
+"""The number of districts of a warehouse."""
 RECENT_ORDERS = 20
-"""The number of orders that stock level looks at."""
+"""The number of last orders that `stock_level` reads."""
 NEW_ORDER, PAYMENT, ORDER_STATUS, DELIVERY, STOCK_LEVEL = range(5)
 """The kinds of transactions."""
 
@@ -133,7 +133,7 @@ def new_order(
         i_id = e.items[place]
         supply = e.supplies[place]
         quantity = e.quantities[place]
-        # The keys come from the event, so that these look-ups are prefetched.
+        # Take the keys from the event, so that the kernel prefetches these look-ups.
         item = items.get(e.items[place])
         if item is None:
             abort("item number is not valid")
@@ -226,7 +226,7 @@ def order_status(e: Any, customers: Any, orders: Any, order_lines: Any) -> Any:
 
 @TPCC.procedure
 def deliver(e: Any, customers: Any, new_orders: Any, orders: Any, order_lines: Any) -> Any:
-    """Deliver the oldest order of each district; return how many there were (TPC-C 2.7)."""
+    """Deliver the oldest order of each district; return the number of orders (TPC-C 2.7)."""
     delivered = 0
     for d_id in range(1, DISTRICTS + 1):
         oldest = new_orders.by("w_id", "d_id")[e.w_id, d_id].first()

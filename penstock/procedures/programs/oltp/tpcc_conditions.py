@@ -63,6 +63,6 @@ CONDITIONS = {
 }
 """The queries by number and content.
 
-The specification requires the eleventh condition only of the first rows, in which 2,100 of a district's 3,000
-orders are delivered. Here the condition includes later deliveries.
+The specification requires the eleventh condition only for the first rows, in which 2,100 of a district's
+3,000 orders are delivered. Here the condition includes later deliveries.
 """

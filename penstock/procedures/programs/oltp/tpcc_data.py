@@ -31,11 +31,11 @@ __all__ = ["TPCC_BENCHMARK", "TpccScale"]
 SYLLABLES = ("BAR", "OUGHT", "ABLE", "PRI", "PRES", "ESE", "ANTI", "CALLY", "ATION", "EING")
 LAST_NAMES = ["".join(names) for names in itertools.product(SYLLABLES, repeat=3)]
 FIRST_PAYMENT = 10_00
-"""The payment that each customer has made, in cents."""
+"""The payment of each customer in the first rows, in cents."""
 _KINDS = np.repeat([NEW_ORDER, PAYMENT, ORDER_STATUS, DELIVERY, STOCK_LEVEL], [45, 43, 4, 4, 4])
-"""The kind of each per cent of the transactions."""
+"""One hundred kinds: the specification's mix of transactions in per cent."""
 _C_LAST_LOAD, _C_LAST_RUN, _C_ID, _C_ITEM = 100, 200, 259, 7911
-"""The constants of non-uniform draws; the constants of last names differ by 65 to 119, not by 96 or 112."""
+"""The constants of non-uniform draws. The first two must differ by 65 to 119, but not by 96 or 112."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class TpccScale:
     warehouses : int
         The number of warehouses.
     districts : int
-        The districts of a warehouse, at most ten.
+        The number of districts of a warehouse, at most ten.
     customers : int
-        The customers of a district, and its first orders.
+        The number of customers of a district, which is also the number of its first orders.
     items : int
-        The items, and the stocks of a warehouse.
+        The number of items, which is also the number of stock rows of a warehouse.
     """
 
     warehouses: int = 1
@@ -66,7 +66,7 @@ class TpccScale:
 
 
 def non_uniform(draws: Draws, count: int, a: int, least: int, most: int, constant: int) -> Integers:
-    """Draw integers from `least` to `most`, some more often (TPC-C 2.1.6)."""
+    """Draw integers from `least` to `most`, some of them more often than others (TPC-C 2.1.6)."""
     mixed = draws.integers(count, 0, a) | draws.integers(count, least, most)
     return (mixed + constant) % (most - least + 1) + least
 
@@ -113,7 +113,7 @@ def first_rows(scale: TpccScale) -> dict[str, pa.Table]:
 
 
 class _Keys:
-    """The keys of rows: several for each owner."""
+    """The keys of rows that belong to owners; an owner has several rows."""
 
     def __init__(self, owners: Integers, count: int, first: Integers | None = None) -> None:
         self.own = np.tile(np.arange(1, count + 1), len(owners))
@@ -158,7 +158,7 @@ def _customers(draws: Draws, keys: _Keys, scale: TpccScale) -> dict[str, Any]:
 
 
 def _orders(draws: Draws, customers: _Keys, scale: TpccScale) -> dict[str, dict[str, Any]]:
-    """Return orders, an order for each customer; the last 30 per cent of a district are not delivered."""
+    """Return an order for each customer; the last 30 per cent of a district's orders are not delivered."""
     count = len(customers)
     shuffled = np.argsort(draws.fractions(count).reshape(-1, scale.customers), axis=1).reshape(-1) + 1
     w_id, d_id, o_id = customers.first, customers.owner, customers.own

@@ -27,7 +27,7 @@ WORKLOADS = {
     "e": (0, 0, 5, 95, 0),
     "f": (50, 0, 0, 0, 50),
 }
-"""The per cent of each kind: read, update, insert, scan, read and modify. D reads new records."""
+"""The percentages of reads, updates, inserts, scans, and reads with modification. D reads new records."""
 
 _store = database("ycsb")
 _store.table(
@@ -74,7 +74,7 @@ class YcsbScale:
     Parameters
     ----------
     records : int
-        The number of first records.
+        The number of records at first.
     workload : str
         A letter of `WORKLOADS`.
     """
