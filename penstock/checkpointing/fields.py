@@ -48,7 +48,7 @@ class Fields:
     def damage_error(self, key: str | int, expected: str) -> CorruptDataError:
         """Return the error for a field with the wrong type or range."""
         error = CorruptDataError(
-            "a field of a file's header is missing or not what it should be",
+            "a field of a file's header is missing or has a wrong value",
             field=self._place_of(key),
             expected=expected,
         )
@@ -74,7 +74,7 @@ class Fields:
         return self._values.get(key) is not None
 
     def number(self, key: str | int, least: int = NEVER, most: int = FOREVER) -> int:
-        """Return a whole number within bounds, by default of 64 bits."""
+        """Return a whole number from `least` to `most`, by default any number of 64 bits."""
         try:
             value = self._values[key]
         except LookupError:
@@ -152,7 +152,7 @@ class Fields:
         return (elements.row(number, length) for number in range(len(elements)))
 
     def count_rows(self, key: str | int, length: int) -> list[list[int]]:
-        """Return the items, all counts, of each list in a list. Faster than `rows` for many lists."""
+        """Return the items of each list in a list, which must all be counts. It is faster than `rows`."""
         rows: list[Any] = self._get(key, list)
         for number, row in enumerate(rows):
             sound = type(row) is list and len(row) == length

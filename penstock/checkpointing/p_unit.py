@@ -82,7 +82,7 @@ class PUnit:
     Attributes
     ----------
     kind : str
-        The kind of unit.
+        The kind of the unit.
     meta : mapping of str to JSON values
         The unit's metadata.
     blocks : mapping of str to pyarrow.RecordBatch
@@ -192,7 +192,7 @@ def encode_blocks(unit: PUnit) -> dict[str, bytes]:
 
 
 def choose_packed_cascades(schema: pa.Schema, *, floats: str, others: str) -> dict[str, str]:
-    """Return the cascades of columns whose integers are packed."""
+    """Return a cascade for each column: `PACKED` for integers, `floats` for floats, `others` for the rest."""
 
     def cascade(kind: pa.DataType) -> str:
         return PACKED if pa.types.is_integer(kind) else floats if pa.types.is_floating(kind) else others
@@ -201,7 +201,7 @@ def choose_packed_cascades(schema: pa.Schema, *, floats: str, others: str) -> di
 
 
 def encode(unit: PUnit, coded: Mapping[str, bytes] | None = None) -> memoryview:
-    """Return the bytes of `unit`.
+    """Encode a p-unit to bytes.
 
     Parameters
     ----------
@@ -248,11 +248,12 @@ def head(read: Callable[[int, int], bytes | memoryview], size_bytes: int, file: 
     Parameters
     ----------
     read : callable
-        Returns a number of bytes from a position on, as `penstock.checkpointing.files.Files.read_range`.
+        A function that takes a position and a number of bytes, and returns these bytes of the file, like
+        `penstock.checkpointing.files.Files.read_range`.
     size_bytes : int
         The length of the file.
     file : object
-        Names the file in errors.
+        The file's name in errors.
 
     Raises
     ------
@@ -350,9 +351,9 @@ def _header(content: bytes | memoryview, version: int, header_size: int, file: o
 
 
 def _fields(header: bytes, file: object) -> dict[str, Any]:
-    """Return the fields of the header, each with a checked type.
+    """Return the fields of the header after checking their types.
 
-    A checksum is not a signature: any writer can make it valid.
+    A checksum is not a signature: any program can write a file with a valid checksum.
     """
     try:
         fields: dict[str, Any] = json.loads(header)

@@ -14,18 +14,18 @@ from penstock._clock import monotonic_s
 __all__ = ["Releases"]
 
 _PAUSE = 19.0
-"""Pause after a sync, in multiples of its duration: syncs take at most a twentieth of the time."""
+"""The pause after a sync, in multiples of the sync's duration. So syncs take at most 5 % of the time."""
 
 
 class Releases:
-    """The pending releases of one process, the newest of each key.
+    """The pending releases of one process. For each key, only the newest release is kept.
 
-    Used by one thread. If a release never runs, a later release of its key covers it.
+    One thread uses it. If a release never runs, a later release of its key covers it.
 
     Parameters
     ----------
     clock : callable
-        Returns seconds on a clock that never goes back.
+        A function that returns the seconds of a clock that never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:

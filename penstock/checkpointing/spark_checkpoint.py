@@ -4,9 +4,9 @@ Spark does not sync its files. After a power cut, the files of the last seconds 
 missing, and Spark refuses to start::
 
     CHECKPOINT/metadata                   the query's id
-    CHECKPOINT/offsets/<batch>            which rows a micro-batch has
-    CHECKPOINT/commits/<batch>            that it is done
-    CHECKPOINT/sources/<source>/<number>  which files a source of files has found
+    CHECKPOINT/offsets/<batch>            the plan of a micro-batch: its rows in each source
+    CHECKPOINT/commits/<batch>            the mark that the micro-batch is committed
+    CHECKPOINT/sources/<source>/<number>  the files that a source of files has found
     CHECKPOINT/state/<operator>/...       micro-batch ``b`` needs version ``b`` and leaves ``b + 1``
 
 Beside each file, Hadoop's local file system writes a file ``.<name>.crc`` with a checksum for every 512
@@ -97,7 +97,7 @@ def make_durable(location: str | None) -> None:
 
 
 def plan_of(location: str | None, batch: int) -> int | None:
-    """Return a checksum of Spark's plan of a micro-batch; None if the plan is not on a local disk.
+    """Return a checksum of Spark's plan for a micro-batch; None if the plan is not on a local disk.
 
     If a micro-batch runs again from Spark's log, the checksum is the same. If Spark plans the micro-batch
     again because the log was set back, the checksum differs.
@@ -165,9 +165,9 @@ class _Log:
 def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True) -> Repair:
     """Delete the newest files of a query's checkpoint that a power cut damaged, so that Spark starts again.
 
-    Called on the driver while the query does not run. If no file is torn, nothing is done. Otherwise the
-    query continues from the newest micro-batch whose files are all whole, and later files are deleted. If the
-    checkpoint is not on a local disk, only the remains of an unfinished first offset are deleted.
+    Call it on the driver while the query does not run. If no file is torn, the call does nothing. Otherwise
+    the query continues from the newest micro-batch whose files are all whole, and later files are deleted. If
+    the checkpoint is not on a local disk, only the remains of an unfinished first offset are deleted.
 
     A planned micro-batch whose files are not whole is planned again. A sink other than a p-stream may drop
     its rows, if it skips micro-batch numbers that it has already seen.
@@ -177,7 +177,7 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
     location : str or path
         The checkpoint.
     dry_run : bool
-        Whether to only report the files, without deleting them.
+        Whether the call only reports the files and deletes nothing.
 
     Raises
     ------
@@ -352,7 +352,7 @@ def _states(files: LocalFiles, since: int) -> Iterator[_Log]:
 
 
 def _list(directory: Path) -> list[tuple[str, bool]]:
-    """Return the names in a directory, and which of them are directories."""
+    """Return each name in a directory, and whether it is a directory."""
     try:
         with os.scandir(directory) as entries:
             return [(entry.name, entry.is_dir()) for entry in entries]

@@ -48,7 +48,7 @@ from typing import Any, TypeAlias
 __all__ = ["TraceSink", "is_traced", "trace", "tracing"]
 
 TraceSink: TypeAlias = Callable[[dict[str, Any]], None]
-"""Takes an event: its name under ``event``, and its facts as JSON values."""
+"""A function that takes an event: its name under ``event``, and its facts as JSON values."""
 
 _VARIABLE = "PENSTOCK_TRACE"
 
@@ -73,7 +73,7 @@ _sink: TraceSink | None = _append_to(os.environ[_VARIABLE]) if _VARIABLE in os.e
 
 
 def is_traced() -> bool:
-    """Return whether a trace is written, for callers whose facts cost time."""
+    """Return whether a trace is written, so that callers compute expensive facts only for a trace."""
     return _sink is not None
 
 

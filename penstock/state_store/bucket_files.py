@@ -1,4 +1,4 @@
-"""Read and write the files of a bucket, with the chain in their headers."""
+"""Read and write the files of a bucket. The header of a version's file holds the version's chain."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class BucketFiles:
         return Handle((*before, Link(pointer, size_bytes)), base, superseded, before_it, snapshot)
 
     def _restore(self, state: State, links: Sequence[Link], units: Iterable[PUnit]) -> None:
-        """Apply the p-units of some files; an error names the file."""
+        """Apply the p-units of the files `links` to a state. An error names the damaged file."""
         at = -1
 
         def count_units() -> Iterator[PUnit]:
@@ -129,7 +129,7 @@ class BucketFiles:
         return self._check(pointer, decode(content, self.files.path_of(pointer.file_name)))
 
     def _check(self, pointer: Pointer, unit: PUnit) -> PUnit:
-        """Return the unit in the file at `pointer`, after checking the unit against the file's name."""
+        """Check the unit in the file at `pointer` against the file's name, and return the unit."""
         path = self.files.path_of(pointer.file_name)
         if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):
             raise CorruptDataError("the file holds another version than its name states", file=path)

@@ -110,7 +110,7 @@ class BucketStore(BucketFiles):
     retain_versions : int
         The number of committed versions that stay loadable.
     background : concurrent.futures.Executor, optional
-        Writes snapshots and collects garbage. By default the caller's thread does both.
+        The executor that writes snapshots and collects garbage. By default the caller's thread does both.
     snapshots : SnapshotRule, optional
         The rule for beginning a snapshot.
     """
@@ -149,8 +149,8 @@ class BucketStore(BucketFiles):
     def catch_up(self, pointer: Pointer, state: State, held: Handle) -> Handle | None:
         """Advance `state` from `held` to the version at `pointer` by the deltas between the two.
 
-        Returns None, and does not change `state`, if `held` is not in the lineage of `pointer` or a snapshot
-        has replaced the deltas.
+        The call returns None and does not change `state` if `held` is not in the lineage of `pointer`, or if
+        a snapshot has replaced the deltas.
 
         Raises
         ------
@@ -204,7 +204,7 @@ class BucketStore(BucketFiles):
         return handle
 
     def publish_first(self, file_id: FileId, units: Iterable[PUnit]) -> Pointer:
-        """Publish units, at least one, as the first version of an empty bucket.
+        """Publish one or more units as the first version of an empty bucket.
 
         Steps: 1. publish all units except the last as parts of the version's base, 2. publish the last unit
         as the version's own file.
@@ -242,7 +242,7 @@ class BucketStore(BucketFiles):
         return following
 
     def release(self, held: Handle) -> int:
-        """Sweep if `held` proves that files replaced by a snapshot are unneeded; return the files' number.
+        """Sweep if `held` proves that a snapshot has replaced files; return the number of replaced files.
 
         Call it when the pointer of `held` has *arrived* and its state is loaded, never after a commit. It
         sweeps about once per snapshot, in the caller's thread, because a worker may not live long enough for
@@ -262,8 +262,7 @@ class BucketStore(BucketFiles):
         """List the files that the arrival of the pointer of `held` proves unnecessary.
 
         Garbage is files of failed or lost attempts, files that a snapshot replaced, and snapshots that no
-        commit adopted; see rule 5 of the module. Reads the headers of siblings; usually there are no
-        siblings.
+        commit adopted; see rule 5 of the module. The call reads the headers of siblings, which are rare.
 
         Raises
         ------
@@ -298,7 +297,7 @@ class BucketStore(BucketFiles):
         return [name for name in names if name not in needed]
 
     def sweep(self, held: Handle) -> int:
-        """Delete the `garbage`; return the number of files. Call it only once the pointer has arrived."""
+        """Delete the `garbage`; return the number of files. Only call it once the pointer has arrived."""
         names = self.garbage(held)
         for name in names:
             trace("deleted", location=self.files.location, file=name)
@@ -313,7 +312,7 @@ class BucketStore(BucketFiles):
     def attempts_after(self, held: Handle) -> Iterator[Mapping[str, Any]]:
         """Yield the state's facts in the headers of all attempts at the version that follows `held`.
 
-        Lists the directory. Files that are not whole are left out.
+        The call lists the directory, and leaves out files that are not whole.
 
         Raises
         ------
@@ -336,9 +335,9 @@ class BucketStore(BucketFiles):
     def find(self, pointer: Pointer) -> Handle:
         """Return the handle of the version at `pointer`, after checking that all files of its chain exist.
 
-        Called when no state is loaded yet. Lists the directory and reads the header of the version's own
-        file. If a file is missing or has the wrong length, it reads that file as `load` does, which raises
-        the error. The content of files with the right length is not checked.
+        A caller uses it before it loads a state. The call lists the directory and reads the header of the
+        version's own file. If a file is missing or has the wrong length, the call reads that file as `load`
+        does, which raises the error. The content of files with the right length is not checked.
 
         Raises
         ------
@@ -371,7 +370,7 @@ class BucketStore(BucketFiles):
         return Snapshot(Pointer(number, FileId(new_id())), last, deltas_begin)
 
     def _adopt(self, held: Handle, version: Version) -> Handle:
-        """Return `held`, after adopting its snapshot if the snapshot is complete."""
+        """Adopt the snapshot of `held` if the snapshot is complete; return the new handle."""
         snapshot = held.snapshot
         if snapshot is None:
             return held
@@ -394,7 +393,7 @@ class BucketStore(BucketFiles):
         )
 
     def _parts_of(self, snapshot: Pointer) -> tuple[Link, ...] | None:
-        """Return the parts of a snapshot begun by another process; None if it is not complete."""
+        """Return the parts of a snapshot that another process began; None if the snapshot is not complete."""
         try:
             content = self.files.read(snapshot.file_name)
             handle = self._handle_in(snapshot, self._decode(snapshot, content), len(content))
@@ -431,7 +430,7 @@ class BucketStore(BucketFiles):
         return tuple(parts)
 
     def _run(self, work: Callable[[], T], *, wait: bool = False) -> Future[T]:
-        """Run `work` in the background; or in this thread, if there is no background or if `wait`."""
+        """Run `work` in the background, or in this thread if `wait` is set or there is no background."""
         if self._background is not None and not wait:
             return self._background.submit(work)
         future: Future[T] = Future()

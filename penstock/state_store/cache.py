@@ -23,10 +23,10 @@ class CachedState(State, Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the state."""
+        """The memory of the state, in bytes."""
 
     def close(self) -> None:
-        """Release memory and files; the state is not used afterwards."""
+        """Release memory and files. The state cannot be used afterwards."""
 
 
 S = TypeVar("S", bound=CachedState)
@@ -34,7 +34,7 @@ S = TypeVar("S", bound=CachedState)
 
 @dataclass(slots=True)
 class LoadedState(Generic[S]):
-    """A state at the requested version. Exactly one count is 1: it shows how the state was found."""
+    """A state at the requested version. One of the three counts is 1, and shows how the state was found."""
 
     state: S
     handle: Handle
@@ -43,7 +43,7 @@ class LoadedState(Generic[S]):
     loads: int = 0
 
     def replace_with(self, other: LoadedState[S]) -> None:
-        """Replace the previous result."""
+        """Take over the state and the counts of another result."""
         self.state, self.handle = other.state, other.handle
         self.hits, self.catch_ups, self.loads = other.hits, other.catch_ups, other.loads
 
@@ -63,7 +63,7 @@ class StateCache(Generic[S]):
     Parameters
     ----------
     capacity_bytes : int
-        The limit of all cached states. A single state that is larger is not kept.
+        The maximum size of all cached states together. A single state that is larger is not cached.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -75,14 +75,14 @@ class StateCache(Generic[S]):
         return len(self._entries)
 
     def take(self, store: BucketStore, pointer: Pointer | None, new: Callable[[], S]) -> LoadedState[S]:
-        """Take out the state at `pointer`: from the cache, caught up by deltas, or loaded whole.
+        """Take the state at `pointer` out of the cache. If necessary, apply later deltas, or load it whole.
 
         Parameters
         ----------
         pointer : Pointer or None
             The version to find; None for the empty state of a bucket without versions.
         new : callable
-            Makes an empty state.
+            A function that makes an empty state.
         """
         entry = self._entries.pop(store.files.location, None)
         if pointer is None:
@@ -103,7 +103,7 @@ class StateCache(Generic[S]):
             return LoadedState(state, store.load(pointer, state), loads=1)
 
     def put(self, store: BucketStore, state: S, handle: Handle) -> None:
-        """Cache `state`, which is at `handle`; close a state that is larger than the capacity."""
+        """Cache `state`, whose version is `handle`. Close the state if it is larger than the capacity."""
         if state.size_bytes > self.capacity_bytes:
             state.close()
             return
@@ -114,11 +114,11 @@ class StateCache(Generic[S]):
             oldest.close()
 
     def forget(self, location: str) -> None:
-        """Close the states at locations below a directory."""
+        """Close the states in all directories below `location`."""
         for below in [one for one in self._entries if one.startswith(f"{location}/")]:
             self._entries.pop(below)[0].close()
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the cached states."""
+        """The memory of the cached states, in bytes."""
         return sum(state.size_bytes for state, _ in self._entries.values())

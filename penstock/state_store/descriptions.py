@@ -41,7 +41,7 @@ def read_description(files: Files) -> Mapping[str, Any] | None:
 def missing_state_notes(
     operator: str, state_location: str, query: str | None, *, has_commits: bool
 ) -> Iterator[str]:
-    """Yield why an operator without state of its checkpoint may miss state, for a warning.
+    """Yield warnings that an operator without state may have lost the state of its checkpoint.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def find_added(theirs: Sequence[str], ours: Sequence[str], may_add: Collection[s
     Parameters
     ----------
     theirs, ours : sequence of str
-        Columns, as "name type".
+        The stored columns and the current columns, each as "name type".
     may_add : collection of str
         The columns that may be added.
     """

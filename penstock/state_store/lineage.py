@@ -1,4 +1,4 @@
-"""Lineage of versions of a bucket's state: pointers, chains of files, and their names.
+"""The lineage of the versions of a bucket's state: pointers, chains of files, and file names.
 
 `penstock.state_store.bucket_store` explains these terms and their invariants.
 """
@@ -30,14 +30,14 @@ FileId = NewType("FileId", str)
 
 _SUFFIX = ".punit"
 CLOCK_SUFFIX = ".clock"
-"""Suffix of the names of clock records (`penstock.state_store.clock_record`)."""
+"""The suffix of clock records' names (`penstock.state_store.clock_record`)."""
 
 _NAME = re.compile(r"\.?([0-9]{12,})-[^./\\\0]+\.(punit|clock)(\.[^./\\\0]+\.tmp)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """The content of Spark's ``GroupState`` for a bucket: the file of its newest version."""
+    """A reference to the file of a version. Spark's ``GroupState`` of a bucket holds the newest pointer."""
 
     version: Version
     file_id: FileId
@@ -95,7 +95,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The position of a loaded state: its chain, with its newest file.
+    """The version of a loaded state: its chain, including its newest file.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class Handle:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files of the chain."""
+        """The total size of the files of the chain."""
         return sum(link.size_bytes for link in self.links)
 
     def bytes_since(self, before: Handle) -> int:
@@ -148,18 +148,18 @@ class Handle:
 
 
 def next_pointer(pointer: Pointer, file_id: FileId) -> Pointer:
-    """Return the pointer to a version that follows another."""
+    """Return the pointer to the version after `pointer`."""
     return Pointer(Version(pointer.version + 1), file_id)
 
 
 def number_of(name: str) -> Version | None:
-    """Return the number in the name of a file, finished or not; None if it is not a file of a bucket."""
+    """Return the number in a file's name, even of an unfinished file; None for a name of another kind."""
     match = _NAME.fullmatch(name)
     return Version(int(match[1])) if match else None
 
 
 def pointer_of(name: str) -> Pointer | None:
-    """Return the pointer to a finished file of a chain; None if `name` is not the name of such a file."""
+    """Return the pointer to the finished file `name` of a chain; None for a name of another kind."""
     number = number_of(name)
     if number is None or name.startswith("."):
         return None

@@ -29,7 +29,7 @@ _SUFFIX = ".punit"
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file that cannot be read, and the problem."""
+    """A file that cannot be read, and the reason."""
 
     file: str
     fact: str
@@ -44,13 +44,13 @@ class Operator:
     location : str
         The operator's directory, for messages.
     query, name : str
-        The last two names of the operator's directory.
+        The query's id and the operator's name: the last two parts of the operator's location.
     files : Files or None
         The operator's directory; None if only one of its buckets was given.
     buckets : tuple of Files
         The directories of the buckets, by name.
     damage : tuple of Damage
-        The damage of the files that all buckets share.
+        The damage found in the files that all buckets share.
     query_name : str or None
         The query's name at its first start, if it had one.
     """
@@ -124,7 +124,7 @@ def _operators(place: Files, entries: Sequence[FileFacts], depth: int) -> Iterat
 
 
 def _read_shared(place: Files, entries: Sequence[FileFacts]) -> tuple[list[Damage], str | None]:
-    """Return the damage of the files that all buckets share, and the query's name."""
+    """Read the files that all buckets share; return their damage and the query's name."""
     damage: list[Damage] = []
     name: str | None = None
     for facts in entries:

@@ -1,4 +1,4 @@
-"""The rule for snapshots of a bucket's chain of deltas."""
+"""The rule that decides when a bucket's chain of deltas gets a snapshot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["SnapshotRule"]
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRule:
-    """The rule for when a snapshot is begun, and how long it may take.
+    """The rule that decides when a snapshot begins, and how long it may take.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class SnapshotRule:
     min_delta_bytes : int
         A chain with fewer bytes of deltas gets no snapshot, unless there are too many deltas.
     max_commits : int
-        The number of commits within which a snapshot must be complete. After that it is considered lost.
+        The number of commits within which a snapshot must be complete. A later snapshot is considered lost.
     """
 
     max_deltas: int = 64

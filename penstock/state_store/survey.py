@@ -1,4 +1,4 @@
-"""Survey of a bucket without Spark: versions, chains, sizes, damage and garbage.
+"""Survey a bucket without Spark: find its versions, chains, sizes, damage and garbage.
 
 `penstock.state_store.location.find_operators` finds the buckets, `survey_bucket` examines a bucket, and
 `delete_garbage` deletes its garbage.
@@ -49,7 +49,7 @@ from penstock.state_store.location import Damage, names_in
 __all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey_bucket"]
 
 _TRIES = 5
-"""The number of attempts at a consistent view of a bucket while its query deletes files."""
+"""How often a survey reads a bucket to get a consistent view while the query deletes files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Chain:
     Attributes
     ----------
     base_files, base_bytes : int
-        The base: the parts of a snapshot, or the bucket's first delta.
+        The number and the size of the base's files: the parts of a snapshot, or the bucket's first delta.
     deltas, delta_bytes : int
-        The deltas after the base, including the version's own file.
+        The number and the size of the deltas after the base, including the version's own file.
     """
 
     base_files: int
@@ -79,7 +79,7 @@ class BucketSurvey:
     location : str
         The bucket's directory, for messages.
     files, size_bytes : int
-        All files on disk, including unfinished files.
+        The number and the size of all files on disk, including unfinished files.
     written_us : int or None
         The newest modification time, as the file system reports it.
     newest : tuple of Pointer
@@ -94,8 +94,8 @@ class BucketSurvey:
     chain : Chain or None
         The files that a load of `likely` reads.
     rows, waiting, expired : int or None
-        The number of keys, of waiting keys, and of keys that left after their time to live, if the
-        operator stores these numbers.
+        The number of keys, of waiting keys, and of keys that were removed after their time to live. A number
+        that the operator does not store is None.
     versions : tuple of Version
         The versions up to `proven` that can be loaded and that garbage collection keeps, oldest first.
     garbage : tuple of FileFacts
@@ -129,7 +129,7 @@ class BucketSurvey:
 
     @property
     def garbage_bytes(self) -> int:
-        """Bytes that garbage collection frees."""
+        """The number of bytes that garbage collection frees."""
         return sum(facts.size_bytes for facts in self.garbage)
 
 
@@ -159,19 +159,19 @@ def survey_bucket(
         If the file system refuses.
     """
     store = BucketStore(bucket, retain_versions=retain_versions)
-    sight = _look(store, _list(bucket), committed)
+    view = _read_view(store, _list(bucket), committed)
     for _ in range(_TRIES):
-        if not sight.unreadable:
+        if not view.unreadable:
             break
         after = _list(bucket)
-        if sight.unreadable.keys() <= after.keys() or after.keys() == sight.facts.keys():
+        if view.unreadable.keys() <= after.keys() or after.keys() == view.facts.keys():
             break
-        sight = _look(store, after, committed)
+        view = _read_view(store, after, committed)
     else:
         # The query deletes files faster than the survey reads, so missing files are deleted files.
         present = _list(bucket)
-        sight.unreadable = {name: error for name, error in sight.unreadable.items() if name in present}
-    return _survey(store, sight, committed)
+        view.unreadable = {name: error for name, error in view.unreadable.items() if name in present}
+    return _survey(store, view, committed)
 
 
 def delete_garbage(bucket: Files, survey: BucketSurvey) -> Iterator[FileFacts]:
@@ -230,7 +230,7 @@ def likely_pointer(bucket: Files) -> Pointer | None:
 
 
 @dataclass(slots=True)
-class _Sight:
+class _BucketView:
     """The result of one pass over all files of a bucket."""
 
     facts: dict[str, FileFacts]
@@ -238,7 +238,7 @@ class _Sight:
     handles: dict[Pointer, Handle] = field(default_factory=dict)
     """The handle of each version."""
     meta: dict[Pointer, Mapping[str, Any]] = field(default_factory=dict)
-    """The metadata in each version's own unit."""
+    """The metadata in the file of each version."""
 
 
 def _list(bucket: Files) -> dict[str, FileFacts]:
@@ -246,9 +246,9 @@ def _list(bucket: Files) -> dict[str, FileFacts]:
 
 
 def _open(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
-    """Return the handle of the version at `pointer` and the unit in its file.
+    """Return the handle of the version at `pointer`, and the unit in its file.
 
-    Parts of snapshots are also opened.
+    `pointer` may also point to a part of a snapshot.
     """
     handle, unit = store.look(pointer)
     if handle.parent is not None and handle.parent.version != pointer.version - 1:
@@ -257,8 +257,8 @@ def _open(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
     return handle, unit
 
 
-def _look(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | None) -> _Sight:
-    sight = _Sight(facts)
+def _read_view(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | None) -> _BucketView:
+    view = _BucketView(facts)
     for name in facts:
         pointer = pointer_of(name)
         if pointer is None:
@@ -266,47 +266,45 @@ def _look(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | 
         try:
             handle, unit = _open(store, pointer)
         except CorruptDataError as error:
-            sight.unreadable[name] = error
+            view.unreadable[name] = error
             continue
         if handle.base:
-            sight.handles[pointer] = handle
-            sight.meta[pointer] = unit.meta
+            view.handles[pointer] = handle
+            view.meta[pointer] = unit.meta
     # Files outside of the committed lineage need not be whole.
-    for pointer in [committed] if committed else [_find_proven(sight.handles), *_highest(sight.handles)]:
-        if pointer in sight.handles:
-            _miss(store, sight, [link.pointer.file_name for link in sight.handles[pointer].links])
+    for pointer in [committed] if committed else [_find_proven(view.handles), *_highest(view.handles)]:
+        if pointer in view.handles:
+            _note_missing(store, view, [link.pointer.file_name for link in view.handles[pointer].links])
         elif pointer is not None:
-            _miss(store, sight, [pointer.file_name])
-    return sight
+            _note_missing(store, view, [pointer.file_name])
+    return view
 
 
-def _miss(store: BucketStore, sight: _Sight, names: list[str]) -> None:
+def _note_missing(store: BucketStore, view: _BucketView, names: list[str]) -> None:
     for name in names:
-        if name not in sight.facts and name not in sight.unreadable:
+        if name not in view.facts and name not in view.unreadable:
             path = store.files.path_of(name)
-            sight.unreadable[name] = CorruptDataError("a state file is missing", file=path)
+            view.unreadable[name] = CorruptDataError("a state file is missing", file=path)
 
 
-def _survey(store: BucketStore, sight: _Sight, committed: Pointer | None) -> BucketSurvey:
-    newest = _highest(sight.handles)
-    proven = committed or _find_proven(sight.handles)
+def _survey(store: BucketStore, view: _BucketView, committed: Pointer | None) -> BucketSurvey:
+    newest = _highest(view.handles)
+    proven = committed or _find_proven(view.handles)
     likely = newest[0] if len(newest) == 1 and committed is None else proven
-    there = sight.handles.get(likely) if likely else None
-    meta = sight.meta[likely] if likely and there else {}
-    loadable = _loadable(sight)
-    garbage, withheld = _garbage(store, sight, loadable, committed)
+    handle = view.handles.get(likely) if likely else None
+    meta = view.meta[likely] if likely and handle else {}
+    loadable = _loadable(view)
+    garbage, withheld = _garbage(store, view, loadable, committed)
     names = {facts.name for facts in garbage}
     return BucketSurvey(
         location=store.files.location,
-        files=len(sight.facts),
-        size_bytes=sum(facts.size_bytes for facts in sight.facts.values()),
-        written_us=max(
-            (facts.written_us for facts in sight.facts.values() if facts.written_us), default=None
-        ),
+        files=len(view.facts),
+        size_bytes=sum(facts.size_bytes for facts in view.facts.values()),
+        written_us=max((facts.written_us for facts in view.facts.values() if facts.written_us), default=None),
         newest=tuple(newest),
         proven=proven,
         likely=likely,
-        chain=_chain(there) if there else None,
+        chain=_chain(handle) if handle else None,
         rows=_count(meta, "rows"),
         waiting=_count(meta, "waiting"),
         expired=_count(meta, "expired"),
@@ -322,21 +320,21 @@ def _survey(store: BucketStore, sight: _Sight, committed: Pointer | None) -> Buc
         garbage=garbage,
         withheld=withheld,
         damage=tuple(
-            Damage(store.files.path_of(name), error.fact) for name, error in sorted(sight.unreadable.items())
+            Damage(store.files.path_of(name), error.fact) for name, error in sorted(view.unreadable.items())
         ),
     )
 
 
-def _loadable(sight: _Sight) -> dict[Pointer, set[str]]:
+def _loadable(view: _BucketView) -> dict[Pointer, set[str]]:
     """Return the versions with complete chains, and the names in these chains."""
-    there = sight.facts.keys() - sight.unreadable.keys()
-    chains = {p: {link.pointer.file_name for link in at.links} for p, at in sight.handles.items()}
-    return {pointer: chain for pointer, chain in chains.items() if chain <= there}
+    readable = view.facts.keys() - view.unreadable.keys()
+    chains = {p: {link.pointer.file_name for link in at.links} for p, at in view.handles.items()}
+    return {pointer: chain for pointer, chain in chains.items() if chain <= readable}
 
 
 def _garbage(
     store: BucketStore,
-    sight: _Sight,
+    view: _BucketView,
     loadable: Mapping[Pointer, set[str]],
     committed: Pointer | None,
 ) -> tuple[tuple[FileFacts, ...], str | None]:
@@ -344,15 +342,15 @@ def _garbage(
     if committed is not None:
         if committed not in loadable:
             return (), f"the committed version, {committed.version}, cannot be loaded"
-        names = store.garbage(sight.handles[committed])
-        return tuple(sight.facts[name] for name in names if name in sight.facts), None
-    if sight.unreadable:
+        names = store.garbage(view.handles[committed])
+        return tuple(view.facts[name] for name in names if name in view.facts), None
+    if view.unreadable:
         return (), "files are damaged or missing, and only the checkpoint says whether they are needed"
     lowest = min((pointer.version for pointer in loadable), default=0)
     needed = set().union(*loadable.values())
     return tuple(
         facts
-        for name, facts in sight.facts.items()
+        for name, facts in view.facts.items()
         if (number_of(name) or lowest + 1) <= lowest and name not in needed
     ), None
 
@@ -365,7 +363,7 @@ def _highest(handles: Mapping[Pointer, Handle]) -> list[Pointer]:
 def _find_proven(handles: Mapping[Pointer, Handle]) -> Pointer | None:
     """Return the newest pointer whose commit the files prove.
 
-    None if there is none or the files contradict each other.
+    Return None if the files prove no commit, or contradict each other.
     """
     parents = {handles[pointer].parent for pointer in _highest(handles)}
     return parents.pop() if len(parents) == 1 else None
@@ -374,7 +372,7 @@ def _find_proven(handles: Mapping[Pointer, Handle]) -> Pointer | None:
 def _newest(
     store: BucketStore, facts: Mapping[str, FileFacts]
 ) -> tuple[dict[Pointer, Handle], tuple[str, CorruptDataError] | None]:
-    """Return the files of the highest version, and the first unreadable file."""
+    """Return the handles of the highest version, and the first unreadable file."""
     pointers = [pointer for name in facts if (pointer := pointer_of(name)) is not None]
     handles: dict[Pointer, Handle] = {}
     for pointer in sorted(pointers, key=lambda pointer: pointer.version, reverse=True):

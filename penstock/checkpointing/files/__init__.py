@@ -3,17 +3,17 @@
 `open_files` takes a location as users write it and returns a `Files`. The guarantees of each kind:
 
 =================  ====================  ===========================  ==================================
-what               local                 ``s3[a]://``, ``gs://``,     ``hdfs://``, ``viewfs://``, others
+kind               local                 ``s3[a]://``, ``gs://``,     ``hdfs://``, ``viewfs://``, others
                                          ``az://``, ``abfs[s]://``
 =================  ====================  ===========================  ==================================
-how a file comes   temporary, synced,    one conditional upload of    temporary, moved to its name
+creation           temporary, synced,    one conditional upload of    temporary file, moved to its name
                    linked to its name    the whole object
-name is taken      `ConflictError`,      `ConflictError`, always      `ConflictError`, unless both come
-                   always                                             at the same moment
-durable            file and directory    as the store says            when closed; not synced to disk
-                   synced                                             unless the data nodes are told to
-private            0600 and 0700         policy of the bucket         umask of the cluster
-by                 `penstock._durable`   obstore                      pyarrow
+if the name        `ConflictError`,      `ConflictError`, always      `ConflictError`, unless two writers
+exists             always                                             publish at the same moment
+durability         file and directory    as the store promises        when closed; not synced to disk,
+                   synced                                             unless data nodes are so configured
+access             0600 and 0700         policy of the bucket         umask of the cluster
+library            `penstock._durable`   obstore                      pyarrow
 =================  ====================  ===========================  ==================================
 
 Only the clients of object stores retry, for 30 seconds unless the URI has ``retry_limit_seconds=``.

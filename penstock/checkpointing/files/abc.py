@@ -83,7 +83,7 @@ class Files(Protocol):
         """
 
     def read_range(self, name: str, at: int, size: int) -> Content:
-        """Return `size` bytes of the file `name` from `at` on, or fewer at the end of the file.
+        """Return `size` bytes of the file `name` from offset `at` on, or fewer bytes at the end of the file.
 
         Raises
         ------
@@ -142,8 +142,8 @@ def check_name(name: str) -> str:
 
 
 def bytes_of(content: Sequence[Content]) -> list[memoryview]:
-    """Return the bytes to publish, at least one."""
+    """Return the pieces of content as bytes; refuse content without any byte."""
     views = [memoryview(piece).cast("B") for piece in content]
     if not any(views):
-        raise InvalidUsageError("a file has at least one byte", hint="do not publish what is empty")
+        raise InvalidUsageError("a file has at least one byte", hint="do not publish empty content")
     return views

@@ -27,7 +27,7 @@ class LocalFiles:
     direct_io : bool
         Whether files are written, and parts of them read, by direct I/O, which bypasses the page cache.
     sync : callable, optional
-        Syncs the file system in place of each new file.
+        A function that syncs the whole file system, in place of a sync of each new file.
     late : bool
         Whether new files are durable only after a later sync of the file system.
     """

@@ -14,7 +14,7 @@ from penstock.errors import InvalidUsageError, UnavailableError
 
 __all__ = ["file_system", "is_registered", "redact_secrets", "refusals"]
 
-_TELLING = frozenset({
+_SHOWN = frozenset({
     "account_name", "base_url", "endpoint", "endpoint_override", "region", "replication",
     "retry_limit_seconds", "scheme", "server_side_encryption", "skip_signature", "timeout",
     "virtual_hosted_style_request",
@@ -22,7 +22,7 @@ _TELLING = frozenset({
 """The parameters of a URI that may be shown; the values of other parameters could be secrets."""
 
 _FILE_SYSTEMS: dict[tuple[int, str], tuple[Any, str]] = {}
-"""The connections of each process. A forked child never uses the connections of its parent."""
+"""The connections, by process and URI. A forked child never uses the connections of its parent."""
 
 
 def file_system(uri: str) -> tuple[Any, str]:
@@ -46,7 +46,7 @@ def file_system(uri: str) -> tuple[Any, str]:
                 hint="see pyarrow.fs.FileSystem.from_uri",
             ) from None
         if not _FILE_SYSTEMS:
-            # Registered after pyarrow's exit function, and so called before S3 is shut down.
+            # Exit functions run in reverse order, so this one runs before pyarrow shuts down S3.
             atexit.register(_FILE_SYSTEMS.clear)
         entry = _FILE_SYSTEMS[key] = system, path.rstrip("/")
     return entry
@@ -78,8 +78,8 @@ def redact_secrets(uri: str) -> str:
         # A slash in the password must be encoded; find the password even if it is not.
         address = f"{scheme}://{'***' if ':' in user else user}@{end}"
     pairs = [text.partition("=") for text in query.split("&") if text]
-    telling = "&".join(f"{key}={value if key in _TELLING else '***'}" for key, _, value in pairs)
-    return f"{address}?{telling}" if telling else address
+    shown = "&".join(f"{key}={value if key in _SHOWN else '***'}" for key, _, value in pairs)
+    return f"{address}?{shown}" if shown else address
 
 
 def _reason(error: Exception, uri: str = "") -> str:

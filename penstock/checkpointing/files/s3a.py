@@ -1,7 +1,7 @@
-"""Spark's settings of S3 (``spark.hadoop.fs.s3a.*``), as settings of obstore.
+"""Convert Spark's settings of S3 (``spark.hadoop.fs.s3a.*``) to settings of obstore.
 
-The driver keeps them in an environment variable, which Spark passes to its Python workers. A setting is used
-only if the location, the environment and AWS's shared files do not give it.
+The driver keeps Spark's settings in an environment variable, which Spark passes to its Python workers. A
+setting is used only if the location, the environment and AWS's shared files do not contain it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _NAMES: Final = (
     "access.key", "secret.key", "session.token", "aws.credentials.provider", "endpoint", "endpoint.region",
     "path.style.access", "connection.ssl.enabled",
 )  # fmt: skip
-_WITH_KEYS: Final = ("SimpleAWSCredentialsProvider", "TemporaryAWSCredentialsProvider")
-_OF_AWS: Final = re.compile(r"s3(?:[.-](?P<region>[a-z0-9-]+))?\.amazonaws\.com")
+_KEY_PROVIDERS: Final = ("SimpleAWSCredentialsProvider", "TemporaryAWSCredentialsProvider")
+_AWS_HOST: Final = re.compile(r"s3(?:[.-](?P<region>[a-z0-9-]+))?\.amazonaws\.com")
 _HOST_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
 def keep_s3a(settings: Iterable[tuple[str, str]], *environments: MutableMapping[str, str]) -> None:
     """Copy Spark's settings of S3 to environment variables, where `s3a_settings` finds them.
 
-    Called on the driver, once Spark's settings are known. Replaces earlier settings.
+    The driver calls this function once it knows Spark's settings. New settings replace earlier settings.
     """
     found = {name.removeprefix(_PREFIX): value.strip() for name, value in settings if _is_used(name)}
     for environment in environments:
@@ -52,9 +52,9 @@ def s3a_settings(bucket: str, own: Mapping[str, str], environment: Mapping[str, 
     """Return obstore's settings of a bucket that come from Spark.
 
     Settings under ``fs.s3a.bucket.BUCKET.*`` override settings under ``fs.s3a.*``. As in Hadoop, the bucket
-    is a part of the host's name unless ``path.style.access`` is true, the host is an address, or a host's
-    name cannot contain the bucket's name. All keys come from one source, and so do the endpoint and the style
-    of its addresses.
+    is a part of the host's name unless ``path.style.access`` is true, the host is an IP address, or a host's
+    name cannot contain the bucket's name. All keys come from one source. The endpoint and the style of its
+    addresses also come from one source.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def s3a_settings(bucket: str, own: Mapping[str, str], environment: Mapping[str, 
         found |= _keys(value)
     endpoint, region = value("endpoint"), value("endpoint.region")
     host = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""
-    aws = _OF_AWS.fullmatch(host)
+    aws = _AWS_HOST.fullmatch(host)
     region = region or (aws["region"] or "" if aws else "")
     if region and not known & {"region", "default_region"}:
         found["region"] = region
@@ -91,7 +91,7 @@ def _keys(value: Callable[[str], str]) -> dict[str, str]:
     if "AnonymousAWSCredentialsProvider" in providers:
         return {"skip_signature": "true"}
     # Other providers, such as a machine's role, take no keys from Spark.
-    if not value("access.key") or (providers and not any(one in providers for one in _WITH_KEYS)):
+    if not value("access.key") or (providers and not any(one in providers for one in _KEY_PROVIDERS)):
         return {}
     keys = {"access_key_id": value("access.key"), "secret_access_key": value("secret.key")}
     return keys | ({"session_token": value("session.token")} if value("session.token") else {})

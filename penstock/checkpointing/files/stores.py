@@ -1,4 +1,4 @@
-"""Object stores by URI: their settings, one connection per process, and their errors in one line."""
+"""Open object stores by URI, one connection per process, and report their errors in one line."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ OBJECT_STORES: Final = {
     "s3": "S3", "s3a": "S3", "gs": "GCS", "gcs": "GCS",
     "az": "Azure", "azure": "Azure", "abfs": "Azure", "abfss": "Azure",
 }  # fmt: skip
-"""The kind of store of each scheme."""
+"""For each scheme, the kind of store."""
 
 _RETRY_LIMIT_S: Final = 30.0
 _TIMEOUT: Final = "5 minutes"
-"""The time for one request. An upload is one request, however large."""
+"""The maximum time of one request. Even a large upload is one request."""
 
-_OURS: Final = ("endpoint_override", "retry_limit_seconds", "scheme", "timeout")
-"""Parameters that are not settings of obstore; the first and third come from pyarrow's URIs."""
+_OWN_PARAMETERS: Final = ("endpoint_override", "retry_limit_seconds", "scheme", "timeout")
+"""Parameters that are not settings of obstore. The first and the third are parameters of pyarrow's URIs."""
 
-_OFTEN: Final = (
-    *_OURS, "access_key_id", "account_key", "account_name", "application_credentials", "base_url",
+_COMMON_SETTINGS: Final = (
+    *_OWN_PARAMETERS, "access_key_id", "account_key", "account_name", "application_credentials", "base_url",
     "client_id", "client_secret", "endpoint", "region", "sas_key", "secret_access_key",
     "server_side_encryption", "service_account", "session_token", "skip_signature", "sse_kms_key_id",
     "tenant_id", "use_azure_cli", "virtual_hosted_style_request",
 )  # fmt: skip
-"""Settings to suggest for a misspelt setting."""
+"""The settings that an error may suggest in place of a misspelt setting."""
 
 _NOT_IN_URIS: Final = re.compile(r"[\x00-\x20\x7f<>\"{}|\\^`]")
 _URL: Final = re.compile(r"\w+://\S+")
@@ -82,7 +82,7 @@ def _connect(uri: str) -> tuple[Any, str]:
     parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
     kind = OBJECT_STORES[parts.scheme]
     bucket, path, settings = _SETTINGS[kind](uri, parts)
-    settings |= {key: value for key, value in parameters.items() if key not in _OURS}
+    settings |= {key: value for key, value in parameters.items() if key not in _OWN_PARAMETERS}
     endpoint = parameters.get("endpoint_override")
     if endpoint is not None:
         full = endpoint if "://" in endpoint else f"{parameters.get('scheme', 'https')}://{endpoint}"
@@ -106,7 +106,7 @@ def _connect(uri: str) -> tuple[Any, str]:
         )
     except exceptions.UnknownConfigurationKeyError:
         unknown = [key for key in settings if not _is_setting(kind, key)]
-        near = [match for key in unknown for match in difflib.get_close_matches(key, _OFTEN, n=1)]
+        near = [match for key in unknown for match in difflib.get_close_matches(key, _COMMON_SETTINGS, n=1)]
         raise _refusal(
             uri,
             f"a location has parameters that {kind} does not have: {', '.join(unknown)}",
@@ -193,7 +193,7 @@ def _refusal(uri: str, fact: str, hint: str | None, **context: str) -> InvalidUs
 
 
 def _reason(error: Exception) -> str:
-    """Return an error of obstore in one line, without addresses: they may hold tokens."""
+    """Return an error of obstore in one line, without addresses, because they may hold tokens."""
     text = str(error)
     code = _CODE.search(text)
     first = text.splitlines()[0] if text else type(error).__name__
@@ -203,7 +203,7 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def store_refusals(fact: str, file: str) -> Iterator[None]:
-    """Turn errors of a store into `UnavailableError`, except our own `FileNotFoundError`."""
+    """Convert errors of a store to `UnavailableError`, except a `FileNotFoundError` for `file`."""
     from obstore.exceptions import BaseError
 
     try:

@@ -1,4 +1,4 @@
-"""A directory named by a URI: its names for messages, and its subdirectories."""
+"""A directory at a URI: its names for messages, and its subdirectories."""
 
 from __future__ import annotations
 

@@ -4,12 +4,12 @@
       graph-NUMBER.json           the graph: its shape, plan, p-streams and queries
       recovery-NUMBER.json        the report of the newest restart
       p-streams/NAME/             p-streams that the graph writes (`penstock.checkpointing.p_stream`)
-      queries/NAME/               Spark's own checkpoint of each of its queries
-      state/                      of update queues (`penstock.state_store`)
+      queries/NAME/               Spark's checkpoint of each query
+      state/                      the state of operators (`penstock.state_store`)
 
-For each kind of numbered file, the file with the largest number is valid; a file is deleted when its
-successor is durable. Nothing here needs Spark: the logs of Spark's checkpoints are files with a line ``v1``
-and then lines of JSON.
+For each kind of numbered file, the file with the largest number is valid. A file is deleted when its
+successor is durable. This module does not need Spark: the logs of Spark's checkpoints are files with a line
+``v1`` and then lines of JSON.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class QueryProgress:
     planned, committed : int
         The newest planned and the newest committed micro-batch; -1 if there is none.
     rows : mapping of str to int
-        For each p-stream that the query reads, by identity: the row up to which the query has committed. If
-        the query has several readers of one p-stream, the least of their rows.
+        For the identity of each p-stream that the query reads, the row up to which the query has committed.
+        If the query has several readers of one p-stream, the value is the least of their rows.
     """
 
     id: str | None = None
@@ -74,7 +74,7 @@ class GraphDirectory:
         self.files = open_files(self.location)
 
     def place(self, *names: str) -> str:
-        """Return the location of an entry, in the form that Spark takes."""
+        """Return the location of a file or directory of the checkpoint, in the form that Spark takes."""
         return "/".join((self.location, *names))
 
     # ---------------------------------------------------------------------------------- documents
@@ -174,9 +174,8 @@ class GraphDirectory:
     def batch_rows(self, query: str, batch: int) -> dict[str, int]:
         """Return the end row of a micro-batch in each p-stream, by identity.
 
-        If a p-stream has several readers, this is the least of their rows.
-
-        Spark keeps the newest hundred micro-batches; for older micro-batches the result is empty.
+        If the query has several readers of a p-stream, the row is the least of their rows. Spark keeps the
+        newest hundred micro-batches. For older micro-batches the result is empty.
 
         Raises
         ------
@@ -200,7 +199,7 @@ class GraphDirectory:
         Parameters
         ----------
         query : str
-            The query.
+            The query's name.
         identity : str
             The identity of the p-stream.
         row : int

@@ -1,4 +1,4 @@
-"""Facts in the checkpoint of a graph: its queries, p-streams and markers. Needs no Spark."""
+"""Read facts from the checkpoint of a graph without Spark: its queries, p-streams and markers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["GraphFacts", "Markers", "QueryFacts", "ReaderFacts", "StreamFacts", 
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Counts of markers of each kind, since the first start.
+    """The number of markers of each kind, since the graph's first start.
 
     Parameters
     ----------
     retain : int
-        Batches that the writers of the graph's p-streams made durable.
+        The number of batches that the writers of the graph's p-streams have made durable.
     checkpoint : int
-        Micro-batches that the query of the graph's results has committed.
+        The number of micro-batches that the query of the graph's results has committed.
     release : int
-        Micro-batches of the query of the graph's results whose rows all readers have released.
+        The number of micro-batches of the query of the graph's results whose rows all readers have released.
     """
 
     retain: int
@@ -46,7 +46,7 @@ class ReaderFacts:
     committed : int
         The query has committed all rows before this row.
     lag : int
-        Durable rows that are in no committed micro-batch yet.
+        The number of durable rows that are in no committed micro-batch yet.
     """
 
     name: str
@@ -69,9 +69,9 @@ class StreamFacts:
     start, end : int
         The first row that is kept, and the number of rows ever written.
     commits, size_bytes : int
-        The commits and bytes that are kept.
+        The number of commits and the number of bytes that are kept.
     retained : int
-        Batches that its writers have made durable.
+        The number of batches that the p-stream's writers have made durable.
     readers : tuple of ReaderFacts
         The graph's readers. Other readers may also be subscribed.
     """
@@ -89,7 +89,7 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True)
 class QueryFacts:
-    """One of the graph's queries. The number of a missing micro-batch is -1."""
+    """One of the graph's queries. `planned` and `committed` are -1 if there is no such micro-batch."""
 
     name: str
     writes: str | None

@@ -1,4 +1,4 @@
-"""The rule by which a p-stream deletes unneeded rows and log entries, and the result of a deletion."""
+"""The rule that decides when a p-stream deletes unneeded rows and log entries, and a deletion's result."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ __all__ = ["CleanupRule", "Trimmed"]
 
 @dataclass(frozen=True, slots=True)
 class CleanupRule:
-    """The least amounts of unneeded data for which a deletion runs, so that one deletion serves many commits.
+    """The amounts of unneeded data that start a deletion. One deletion serves many commits.
 
     Parameters
     ----------
     min_trim_bytes, min_trim_commits : int
         Released rows are deleted once they have this many bytes or belong to this many commits.
     min_log_entries : int
-        Log entries are replaced by a start once there are this many of them, if few commits are kept.
+        A start file (`penstock.checkpointing.p_stream.log`) replaces log entries once there are this many
+        entries, if few commits are kept.
     min_tail_rows : int
         An update log is compacted once this many rows, and at least as many as the last compaction kept, have
         been added.
@@ -32,11 +33,11 @@ class CleanupRule:
         return size_bytes >= self.min_trim_bytes or commits >= self.min_trim_commits
 
     def allows_shortening(self, entries: int, commits: int) -> bool:
-        """Return whether a start may replace this many entries of a log that keeps this many commits."""
+        """Return whether a start file may replace `entries` entries of a log that keeps `commits` commits."""
         return entries >= max(self.min_log_entries, commits // 4)
 
     def allows_compaction(self, kept: int, tail: int, added: int) -> bool:
-        """Return whether an update log is to be compacted after a commit of `added` rows.
+        """Return whether an update log must be compacted after a commit of `added` rows.
 
         The writer whose commit passes the limit compacts. A writer that passes the limit again also compacts,
         in case the first writer has died.
@@ -47,7 +48,7 @@ class CleanupRule:
             The number of rows that the last compaction kept, and the number of rows committed since,
             including `added`.
         added : int
-            The rows of the commit.
+            The number of rows of the commit.
         """
         limit = max(kept, self.min_tail_rows)
         return tail // limit > (tail - added) // limit
@@ -64,7 +65,7 @@ class Trimmed:
     segments : int
         The number of files deleted.
     size_bytes : int
-        The bytes of these files, as far as known.
+        The total size of these files, as far as it is known.
     """
 
     start: int

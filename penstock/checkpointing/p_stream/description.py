@@ -34,7 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 class Description(NamedTuple):
-    """Identity, columns and kind of I/O of a p-stream."""
+    """The identity and the columns of a p-stream, its kind of I/O, and its update log, if it is one."""
 
     identity: str
     schema: pa.Schema
@@ -102,12 +102,12 @@ def check_name(name: str) -> str:
             hint="use at most 100 ASCII letters, digits, _, . and -; do not begin with . or -",
         )
     if name == COMPACTOR:
-        raise InvalidUsageError("the name is that of compactions", name=name, hint="use another name")
+        raise InvalidUsageError("the name is reserved for compactions", name=name, hint="use another name")
     return name
 
 
 def check_schema(schema: pa.Schema, expected: pa.Schema, location: str) -> None:
-    """Check that rows of one schema may be written to a stream with another; column order may differ.
+    """Check that rows with one schema fit a stream with another schema. The order of columns may differ.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def check_schema(schema: pa.Schema, expected: pa.Schema, location: str) -> None:
     ]
     if missing or unknown or others:
         raise InvalidUsageError(
-            "the columns differ from those of the p-stream",
+            "the columns differ from the columns of the p-stream",
             location=location,
             missing=", ".join(missing) or "none",
             unknown=", ".join(unknown) or "none",
@@ -135,7 +135,7 @@ def check_schema(schema: pa.Schema, expected: pa.Schema, location: str) -> None:
 
 
 def as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
-    """Return rows as Arrow.
+    """Convert rows to Arrow.
 
     Raises
     ------

@@ -55,7 +55,7 @@ def _name(number: int, kind: str) -> str:
 
 
 class CommitLog:
-    """One process's view of a log; `refresh` loads the entries of other processes.
+    """One process's view of a log. `refresh` loads the entries of other processes.
 
     Each writer and reader has its own object, which is not safe to share among threads.
 
@@ -64,7 +64,7 @@ class CommitLog:
     files : Files
         The directory of the log.
     cleanup : CleanupRule, optional
-        The rule for replacing entries by a start.
+        The rule that decides when a start replaces entries.
 
     Raises
     ------
@@ -114,15 +114,15 @@ class CommitLog:
         """
         begin = self.number
         self._follow()
-        if not self._is_there(begin):
+        if not self._exists(begin):
             self._load()
 
     def _follow(self) -> None:
         while (entry := self._read(self.number + 1)) is not None:
             self._apply(entry)
 
-    def _is_there(self, number: int) -> bool:
-        """Return whether an entry still exists. Entry 0 is regarded as deleted with the first start."""
+    def _exists(self, number: int) -> bool:
+        """Return whether an entry still exists. The first start counts as the deletion of entry 0."""
         if number == 0:
             return not self._numbers("start")
         try:
@@ -144,10 +144,10 @@ class CommitLog:
             if start is not None:
                 self._set(start)
                 self._follow()
-                if self._is_there(newest) and self.number >= max(entries, default=0):
+                if self._exists(newest) and self.number >= max(entries, default=0):
                     return
             if seen == newest:
-                lost = newest if start is None or not self._is_there(newest) else self.number + 1
+                lost = newest if start is None or not self._exists(newest) else self.number + 1
                 raise CorruptDataError(
                     "an entry of the commit log is missing", file=self._files.path_of(_name(lost, "entry"))
                 )
@@ -202,7 +202,7 @@ class CommitLog:
                 self.commits = [commit for commit in self.commits if commit.end > start]
 
     def _replace(self, entry: Compaction) -> None:
-        """Replace the commits before the end of a compaction; keep the commits that claims cover."""
+        """Replace the commits before the end of a compaction; keep replaced commits that claims need."""
         commit = entry.commit
         old = [one for one in self.commits if one.offset < entry.end]
         self.claims = {
@@ -224,15 +224,15 @@ class CommitLog:
     # ------------------------------------------------------------------------------------- writing
 
     def _append(self, decide: Callable[[], Entry | None], holds: Callable[[], bool]) -> bool:
-        """Add the entry that `decide` returns, given all other entries; return False if there is none.
+        """Add the entry that `decide` returns; return False if it returns none.
 
         Parameters
         ----------
         decide : callable
-            Called again after other processes have added entries. Returns None if there is nothing to add.
+            A function that returns an entry to follow all entries of the log, or None if there is nothing to
+            add. It is called again after other processes have added entries.
         holds : callable
-            Returns whether the log already has the entry's effect; called if the entry itself does not show
-            this.
+            A function that returns whether the log has the entry's effect. It decides if the entry is gone.
         """
         while True:
             self.refresh()
@@ -245,7 +245,7 @@ class CommitLog:
                 self._files.publish(_name(before + 1, "entry"), to_bytes(entry))
             except ConflictError:
                 continue
-            if self._is_there(before):
+            if self._exists(before):
                 self._apply(entry)
                 if isinstance(entry, Commit):
                     place = {"log": self._files.location, "number": self.number}
@@ -285,7 +285,7 @@ class CommitLog:
         Parameters
         ----------
         writer, batch, segments, clock, plan
-            See `Commit`. The segments must be durable, at the latest by the log's own sync of all files.
+            See `Commit`. The segments must be durable at the latest when the log syncs all files.
         session : str
             The attempt that commits; see `begin`. Empty if any attempt of the writer may commit.
 
@@ -353,7 +353,7 @@ class CommitLog:
         reader : str
             The reader's name.
         offset_of : callable
-            Returns the first row that the reader needs, given the current log. Its errors propagate.
+            A function that returns the first row that the reader needs, or raises an error.
 
         Raises
         ------
@@ -385,8 +385,8 @@ class CommitLog:
         Parameters
         ----------
         start_of : callable
-            Returns the first row that is needed, given the current log. If the stream already starts at this
-            row or later, nothing is added.
+            A function that returns the first row that is needed, by the current log. If the stream already
+            starts at this row or later, nothing is added.
 
         Raises
         ------
@@ -399,7 +399,7 @@ class CommitLog:
         )
 
     def claim(self, reader: str, start: int, stop: int) -> None:
-        """Keep the rows from `start` to before `stop` unchanged, despite later compactions.
+        """Keep the rows from `start` to before `stop` unchanged for a reader, despite later compactions.
 
         Raises
         ------

@@ -5,7 +5,7 @@ checksum. The kinds of entries and their meta::
 
     commit       {"writer": text, "batch": int, "session": text, "offset": int, "time_us": int,
                   "clock": {text: int}, "segments": [[name, [[at, size, rows], ...]], ...],
-                  "plan": int}  of a query's micro-batch only
+                  "plan": int}  "plan" only for a query's micro-batch
     subscribe    {"reader": text, "offset": int}
     unsubscribe  {"reader": text}
     release      {"start": int}
@@ -13,13 +13,13 @@ checksum. The kinds of entries and their meta::
     compaction   {"end": int, "deletes": int, "marks": [[offset, time_us], ...],
                   "commit": meta of a commit with "spans": [[int, ...], ...]}
 
-and the meta of a start::
+The meta of a start::
 
     start        {"number": int, "start": int, "end": int, "commits": [meta of a commit, ...],
                   "writers": {text: {"batch": int, "session": text, "clock": {text: int}, "plan": int}, ...},
                   "readers": {text: [number, offset], ...}}
 
-with the state of an update log, if it was compacted or claimed from::
+For an update log with a compaction or a claim, the meta of a start also has::
 
                   "compaction": meta of a compaction, "retired": [name, ...],
                   "claims": {text: {"start": int, "stop": int,
@@ -291,7 +291,7 @@ def check_follows(entry: Entry, end: int, commits: Sequence[Commit], file: str) 
             )
         case Subscribe(offset=row) | Release(start=row) | Claim(stop=row) if row > end:
             raise CorruptDataError(
-                "an entry of the commit log names rows that are not there", file=file, row=row, end=end
+                "an entry of the commit log names rows that do not exist", file=file, row=row, end=end
             )
         case Claim(start=start, stop=stop) if start > stop:
             raise CorruptDataError("a claim ends before it begins", file=file, start=start, stop=stop)

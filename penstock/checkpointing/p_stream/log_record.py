@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One p-unit of a segment: where its block begins, its bytes, and its rows.
+    """One p-unit of a segment: the position of its block, its number of bytes, and its number of rows.
 
     A p-unit of a compacted segment covers `span` offsets, and has only the newest rows of these offsets.
     """
@@ -43,7 +43,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of p-units."""
+    """A file of p-units."""
 
     name: str
     units: tuple[Unit, ...]
@@ -161,13 +161,13 @@ class Compaction:
     Parameters
     ----------
     commit : Commit
-        The remaining rows. Each p-unit records how many offsets it covers (`Unit.span`).
+        The commit of the remaining rows. Each p-unit records how many offsets it covers (`Unit.span`).
     end : int
         The end of the compacted rows.
     deletes : int
         The number of rows that delete their key.
     marks : tuple of (offset, time_us)
-        All rows before the offset were committed at or before the time. The marks ascend.
+        Pairs that say: all rows before the offset were committed at or before the time. The marks ascend.
     """
 
     commit: Commit
@@ -203,7 +203,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The beginning of a subscription: the unique number of its entry, and its first row."""
+    """The beginning of a subscription: the unique number of its log entry, and its first row."""
 
     number: int
     offset: int

@@ -24,7 +24,7 @@ class PStreamReader:
     later reader of that name, in any process, continues from the last release. For a reader without a name
     the p-stream keeps no rows.
 
-    Not safe to share among threads.
+    Threads must not share a reader.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class PStreamReader:
             self.offset = self._stream.subscribe(reader, start)
 
     def read(self, max_rows: int | None = None) -> pa.Table:
-        """Return at most `max_rows` committed, unread rows; an empty table if there are none.
+        """Return at most `max_rows` committed rows that were not read yet; an empty table if there are none.
 
         Raises
         ------

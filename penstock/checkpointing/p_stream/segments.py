@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 UNIT_ROWS = 65_536
-"""Rows of a p-unit: an 8-byte column fits a core's second-level cache; a p-unit's fixed cost is below 1 %."""
+"""The number of rows of a p-unit: a column of 8-byte values fits a core's second-level cache."""
 
 OFFSET: Final = "penstock_offset"
 """The column of compacted p-units that holds the offsets of rows; readers do not see it."""
@@ -67,11 +67,11 @@ class Coder:
     Parameters
     ----------
     goal : str or Goal
-        The goal that the choosers minimise.
+        The goal for which the choosers choose codecs.
     error_bounds : mapping of str to float, optional
         Columns that may lose precision; see `penstock.compression.Chooser`.
     codecs : mapping of str to str, optional
-        Cascades for columns, in place of a chooser's decision.
+        The cascades of single columns, for which no chooser decides.
     threads : int, optional
         The number of threads; by default the number of cores that this process may use, at most 4.
     """
@@ -85,7 +85,7 @@ class Coder:
         threads: int | None = None,
     ) -> None:
         self.threads = threads or min(4, usable_cores())
-        self._of_thread = threading.local()
+        self._thread_local = threading.local()
         self._choosers: list[Chooser] = []
         self._goal: str | Goal = goal
         self._error_bounds = dict(error_bounds or {})
@@ -112,12 +112,12 @@ class Coder:
     def _code(self, tables: Sequence[pa.Table], schema: pa.Schema | None) -> bytes:
         from penstock.compression import encode_table
 
-        chooser = getattr(self._of_thread, "chooser", None)
+        chooser = getattr(self._thread_local, "chooser", None)
         if chooser is None:
-            chooser = self._of_thread.chooser = self._chooser()
+            chooser = self._thread_local.chooser = self._chooser()
             self._choosers.append(chooser)
         if schema is not None and any(not table.schema.equals(tables[0].schema) for table in tables):
-            tables = [_alike(table, schema) for table in tables]
+            tables = [_decode_texts(table, schema) for table in tables]
         return encode_table(pa.concat_tables(tables), chooser=chooser, codecs=self._codecs, schema=schema)
 
     def blocks(self) -> tuple[int, int]:
@@ -139,11 +139,11 @@ class SegmentWriter:
     files : Files
         The directory of segments.
     coder : Coder
-        Encodes the p-units; the caller closes it.
+        The coder that encodes the p-units. The caller closes the coder.
     writer, batch, part : str, int, int
         The parts of the segments' names.
     unit_rows : int
-        The greatest number of rows of a p-unit.
+        The maximum number of rows of a p-unit.
     schema : pyarrow.Schema, optional
         The p-stream's schema; required if texts of tables may be dictionary-encoded.
     """
@@ -179,7 +179,7 @@ class SegmentWriter:
             If the file system refuses.
         """
         if 4 * self._waiting_rows >= self._unit_rows and 2 * table.num_rows >= self._unit_rows:
-            # Between large tables a smaller p-unit costs less than one concatenated from both.
+            # A smaller p-unit costs less than a concatenation of the waiting rows with this large table.
             self._begin(self._waiting_rows)
         if table.num_rows:
             self._waiting.append(table)
@@ -188,7 +188,7 @@ class SegmentWriter:
             self._begin(self._unit_rows)
 
     def end(self) -> None:
-        """Start encoding the last rows; no more rows may follow.
+        """Start encoding the last rows. No more rows may follow.
 
         Raises
         ------
@@ -251,8 +251,8 @@ class SegmentWriter:
         self._coded, self._coded_bytes = [], 0
 
 
-def _alike(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with the texts of a schema decoded to plain texts."""
+def _decode_texts(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Decode dictionary-encoded columns that are plain texts in a schema."""
     for at, field in enumerate(schema):
         if is_coded_text(table.field(at).type, field.type):
             table = table.set_column(at, field, table.column(at).cast(field.type))
@@ -274,12 +274,12 @@ def cast_coded(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.Chunked
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `first` to `stop` of one p-unit; the unit of work of a reader's task.
+    """Rows `first` to before `stop` of one p-unit. A reader's task reads pieces.
 
     Parameters
     ----------
     segment : str
-        The file.
+        The file's name.
     at, size_bytes, rows : int
         The p-unit's position and size in the file, and its number of rows.
     first, stop : int
@@ -307,7 +307,7 @@ class Piece:
 
     @property
     def most_rows(self) -> int:
-        """The upper limit of the piece's rows, for dividing work."""
+        """The maximum number of the piece's rows, for dividing work among tasks."""
         return min(self.rows, self.stop - self.first)
 
 
@@ -332,7 +332,7 @@ def pieces(commits: Iterable[Commit], start: int, stop: int) -> Iterator[Piece]:
 def read_blocks(
     files: Files, wanted: Sequence[Piece], schema: pa.Schema
 ) -> Iterator[tuple[Piece, TableBlock]]:
-    """Return the p-units of pieces, still encoded. Consecutive p-units are read in one request.
+    """Yield pieces with their p-units, still encoded. Consecutive p-units are read in one request.
 
     Parameters
     ----------
@@ -386,7 +386,7 @@ def read_blocks(
 
 
 def _find_rows(piece: Piece, block: TableBlock) -> Piece:
-    """Return a piece of a compacted p-unit with the rows in place of their offsets."""
+    """Return a piece of a compacted p-unit with `first` and `stop` as rows in place of offsets."""
     import numpy as np
 
     offsets = block.read([OFFSET])[0].to_numpy()
@@ -395,7 +395,7 @@ def _find_rows(piece: Piece, block: TableBlock) -> Piece:
 
 
 def stop_after(files: Files, schema: pa.Schema, wanted: Iterable[Piece], rows: int) -> int | None:
-    """Return the offset after the first `rows` rows of pieces; None if the pieces have fewer.
+    """Return the offset after the first `rows` rows of pieces; None if the pieces have fewer rows.
 
     Raises
     ------

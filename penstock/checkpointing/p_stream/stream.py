@@ -1,8 +1,8 @@
 """A p-stream: a durable channel of rows with writers, subscribers and a durable first row.
 
     LOCATION/
-      p-stream                       what it is: format version, identity, schema
-      log/                           who wrote and who reads what (`penstock.checkpointing.p_stream.log`)
+      p-stream                       the description: format version, identity, schema
+      log/                           commits and subscriptions (`penstock.checkpointing.p_stream.log`)
       segments/                      p-units (`penstock.checkpointing.p_stream.segments`)
       readers/NAME-NUMBER/OFFSET.progress
                                      the end of the released rows; the largest offset is valid
@@ -53,20 +53,20 @@ _PROGRESS = re.compile(r"(\d{20})\.progress")
 class PStream:
     """One process's view of a p-stream. Writers and readers use it.
 
-    Not safe to share among threads. No file is kept open.
+    Threads must not share it. No file is kept open.
 
     Parameters
     ----------
     location : str or path
         A directory; see `penstock.checkpointing.files.open_files`.
     schema : pyarrow.Schema, optional
-        The columns with which the stream is created if it does not exist; an existing stream must have these
+        The columns with which the stream is created if it does not exist. An existing stream must have these
         columns.
     direct_io : bool, optional
-        Whether rows bypass the page cache. By default the stream's own setting, which is false for a new
+        Whether rows bypass the page cache. The default is the stream's own setting, which is false for a new
         stream.
     update_log : UpdateLog, optional
-        Makes a new stream an update log; an existing stream must be this update log.
+        The definition that makes a new stream an update log. An existing stream must be this update log.
     cleanup : CleanupRule, optional
         The rule for deleting released rows and log entries, and for compacting an update log.
 
@@ -209,7 +209,7 @@ class PStream:
             )
 
     def pieces(self, start: int, stop: int, reader: str | None = None) -> list[Piece]:
-        """Return the pieces with the rows from `start` to before `stop`; for a `reader`, the claimed pieces.
+        """Return the pieces with the rows from `start` to before `stop`; use the claim of `reader`, if given.
 
         Raises
         ------
@@ -246,7 +246,7 @@ class PStream:
         self.log.claim(reader, self._progress(reader), stop)
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Return the rows from `start` to before `stop`, a p-unit at a time.
+        """Yield the rows from `start` to before `stop`, one p-unit at a time.
 
         Raises
         ------
@@ -286,7 +286,7 @@ class PStream:
         self.refresh()
         if reader not in self.log.readers:
             return False
-        files = self._notes(reader)
+        files = self._progress_files(reader)
         existed = self.log.unsubscribe(reader)
         for fact in files.list():
             files.delete(fact.name)
@@ -315,7 +315,7 @@ class PStream:
             raise InvalidUsageError(
                 "a reader releases rows beyond the end of the p-stream", offset=offset, end=self.end
             )
-        files = self._notes(reader)
+        files = self._progress_files(reader)
         offsets = _offsets(files)
         if offset > max(offsets, default=self.log.readers[reader].offset):
             trace("release", stream=self.files.location, reader=reader, offset=offset)
@@ -326,20 +326,20 @@ class PStream:
         return self.trim()
 
     def _progress(self, reader: str) -> int:
-        notes = self._notes(reader)
-        row = max(_offsets(notes), default=self.log.readers[reader].offset)
+        files = self._progress_files(reader)
+        row = max(_offsets(files), default=self.log.readers[reader].offset)
         if row > self.end:
             self.refresh()  # the reader has released rows committed after the last refresh
         if row > self.end:
             raise CorruptDataError(
                 "a reader has released rows beyond the end of the p-stream",
-                file=notes.path_of(_progress_name(row)),
+                file=files.path_of(_progress_name(row)),
                 row=row,
                 end=self.end,
             )
         return row
 
-    def _notes(self, reader: str) -> Files:
+    def _progress_files(self, reader: str) -> Files:
         return self.files.child("readers").child(f"{reader}-{self.log.readers[reader].number}")
 
     # ------------------------------------------------------------------------------------ trimming
@@ -378,7 +378,7 @@ class PStream:
         return self.start if self.update_log is not None else min(self.readers().values(), default=self.start)
 
     def sweep(self) -> list[FileFacts]:
-        """Delete the segments that no commit names or will ever name; return them.
+        """Delete the segments that no commit names or will ever name; return their facts.
 
         Raises
         ------
@@ -391,7 +391,7 @@ class PStream:
         return orphans
 
     def _orphans(self) -> list[FileFacts]:
-        """Return the segments that no commit names or will ever name."""
+        """Return the facts of segments that no commit names or will ever name."""
         listed = self.segments.list()
         # List first, so that segments committed afterwards are kept.
         self.refresh()

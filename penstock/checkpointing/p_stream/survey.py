@@ -1,4 +1,4 @@
-"""Survey of a p-stream: its rows, writers, readers and garbage."""
+"""Survey a p-stream: find its rows, writers, readers and garbage."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 _DESCRIPTION = "p-stream"
 _UNFINISHED = re.compile(r"^\.(?P<name>.+)\.[0-9a-f]{32}\.tmp$")
 _ENTRY = re.compile(r"(?P<number>\d{20})\.(?:entry|start)")
-_NOTES = re.compile(r".+-(?P<number>\d+)")
+_PROGRESS_DIRECTORY = re.compile(r".+-(?P<number>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """One writer, as of its newest commit.
+    """A writer at its newest commit.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class LogFacts:
     Parameters
     ----------
     log : UpdateLog
-        The key, time and deletes of the log.
+        The definition of the update log.
     end : int
         The end of the compacted rows.
     keys, deletes : int
@@ -90,7 +90,7 @@ class LogFacts:
     tail : int
         The number of rows committed after the newest compaction. At most this many rows are superseded.
     kept_bytes : int
-        The bytes of replaced segments, which readers may still need until the next compaction.
+        The total size of replaced segments, which readers may still need until the next compaction.
     """
 
     log: UpdateLog
@@ -102,7 +102,7 @@ class LogFacts:
 
     @property
     def superseded_share(self) -> float:
-        """The upper limit of the share of superseded rows."""
+        """The maximum share of superseded rows among all rows."""
         return self.tail / max(1, self.tail + self.keys)
 
 
@@ -113,7 +113,7 @@ class Survey:
     Parameters
     ----------
     location, identity, schema, direct_io
-        The location, identity and columns of the p-stream, and whether it uses direct I/O.
+        The p-stream's location, identity and columns, and whether it uses direct I/O.
     start, end : int
         The first row that is kept, and the number of rows ever committed.
     entries : int
@@ -121,17 +121,17 @@ class Survey:
     commits : tuple of Commit
         The commits whose rows are not all released.
     size_bytes : int
-        The bytes of all files, including unfinished files.
+        The total size of all files, including unfinished files.
     writers, readers : tuple
         The writers and the subscribed readers.
     spare : tuple of Commit
-        Commits that all readers have passed, which a trim deletes.
+        The commits that all readers have passed, which a trim deletes.
     garbage : tuple of Garbage
-        Files left behind by attempts and processes that have ended.
+        The files that ended attempts and processes have left behind.
     pending_files, pending_bytes : int
-        Segments that no commit names yet, but a later commit may name.
+        The number and the size of segments that no commit names yet, but a later commit may name.
     damage : tuple of str
-        Problems of segments that can be found from their sizes.
+        The missing and cut segments, which their sizes show.
     log : LogFacts, optional
         The state of an update log.
     """
@@ -161,17 +161,17 @@ class Survey:
 
     @property
     def segment_bytes(self) -> int:
-        """The bytes of committed p-units."""
+        """The total size of committed p-units."""
         return sum(commit.size_bytes for commit in self.commits)
 
     @property
     def committed_rows(self) -> int:
-        """The rows in committed p-units; some may be released."""
+        """The number of rows in committed p-units. Some of these rows may be released."""
         return sum(commit.rows for commit in self.commits)
 
     @property
     def garbage_bytes(self) -> int:
-        """The bytes of all garbage."""
+        """The total size of the garbage."""
         return sum(one.size_bytes for one in self.garbage)
 
 
@@ -192,9 +192,9 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
     Parameters
     ----------
     stream : PStream
-        The stream; refreshed by this call.
+        The stream. The call refreshes it.
     without : collection of str
-        Readers to treat as unsubscribed.
+        The names of readers that count as unsubscribed.
 
     Raises
     ------
@@ -206,7 +206,9 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
     readers = stream.files.child("readers")
     # List before reading the log: segments committed afterwards are neither garbage nor pending.
     segments, log = stream.segments.list(), stream.files.child("log").list()
-    notes = {fact.name: readers.child(fact.name).list() for fact in readers.list() if fact.is_directory}
+    progress_files = {
+        fact.name: readers.child(fact.name).list() for fact in readers.list() if fact.is_directory
+    }
     stream.refresh()
     progress = {name: offset for name, offset in stream.readers().items() if name not in without}
     commits = tuple(stream.log.commits)
@@ -218,11 +220,16 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
     ]
     garbage = [Garbage(stream.segments, fact.name, fact.size_bytes) for fact in settled]
     garbage += [Garbage(stream.files.child("log"), fact.name, fact.size_bytes) for fact in _old_entries(log)]
-    for name, facts in notes.items():
-        old = _old_notes(stream, name, facts, progress)
+    for name, facts in progress_files.items():
+        old = _old_progress(stream, name, facts, progress)
         garbage += [Garbage(readers.child(name), fact.name, fact.size_bytes) for fact in old]
     times = {commit.writer: commit.time_us for commit in commits}
-    every = [*segments, *log, *(fact for facts in notes.values() for fact in facts), *stream.files.list()]
+    every = [
+        *segments,
+        *log,
+        *(fact for facts in progress_files.values() for fact in facts),
+        *stream.files.list(),
+    ]
     return Survey(
         stream.files.location,
         stream.identity,
@@ -264,7 +271,7 @@ def _log_facts(stream: PStream, size_bytes: int) -> LogFacts | None:
 
 
 def _old_entries(log: Iterable[FileFacts]) -> Iterator[FileFacts]:
-    """Return unfinished files of the log whose numbers a start covers."""
+    """Yield the unfinished files of the log whose numbers the newest start covers."""
     matches = [(fact, _ENTRY.fullmatch(fact.name)) for fact in log]
     newest = max(
         (int(match["number"]) for fact, match in matches if match and fact.name.endswith(".start")), default=0
@@ -276,11 +283,11 @@ def _old_entries(log: Iterable[FileFacts]) -> Iterator[FileFacts]:
             yield fact
 
 
-def _old_notes(
+def _old_progress(
     stream: PStream, directory: str, facts: Iterable[FileFacts], progress: Mapping[str, int]
 ) -> Iterator[FileFacts]:
-    """Return the progress files of ended subscriptions, and each reader's files before its newest."""
-    number = _NOTES.fullmatch(directory)
+    """Yield the progress files of ended subscriptions, and the superseded progress files of each reader."""
+    number = _PROGRESS_DIRECTORY.fullmatch(directory)
     if number is None or int(number["number"]) > stream.log.number:
         return
     offset = next(
@@ -293,8 +300,8 @@ def _old_notes(
     )
     for fact in facts:
         unfinished = _UNFINISHED.fullmatch(fact.name)
-        note = (unfinished["name"] if unfinished else fact.name).removesuffix(".progress")
-        if note.isdecimal() and (offset is None or int(note) < offset):
+        stem = (unfinished["name"] if unfinished else fact.name).removesuffix(".progress")
+        if stem.isdecimal() and (offset is None or int(stem) < offset):
             yield fact
 
 
@@ -310,7 +317,7 @@ def _damage(stream: PStream, commits: Iterable[Commit], listed: Iterable[FileFac
 
 
 def _size_now(stream: PStream, segment: Segment) -> int | None:
-    """Return the bytes of a segment that was not listed; None if it has been released."""
+    """Return the size of a segment that was not listed; None if its rows have been released."""
     try:
         return len(stream.segments.read_range(segment.name, 0, segment.size_bytes))
     except FileNotFoundError:

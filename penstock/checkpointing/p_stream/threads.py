@@ -23,7 +23,7 @@ _Queue: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
 
 class Threads:
-    """A pool of threads that starts tasks in the order of submission. Any thread may call it.
+    """A pool of threads that start tasks in the order of submission. Any thread may call it.
 
     Executors of the standard library refuse tasks once the main thread has ended. But after that, other
     threads and `atexit` handlers may still append rows and wait until they are durable. Tasks that nothing
@@ -61,7 +61,7 @@ class Threads:
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
-                raise InternalError("threads that have ended are given work")
+                raise InternalError("a task was submitted to a closed pool of threads")
             self._work.put(partial(_do, future, partial(work, *args, **kwargs)))
         return future
 

@@ -47,7 +47,7 @@ class _Group(NamedTuple):
 
 
 class PStreamWriter:
-    """Appends Arrow tables to a p-stream; rows are visible once they are durable.
+    """Appends Arrow tables to a p-stream. Rows are visible once they are durable.
 
     The writer's threads encode, write and commit the appended rows. All rows that were appended within an
     interval share one commit (group commit). While one commit is synced, the next is encoded. The rows of one
@@ -70,9 +70,9 @@ class PStreamWriter:
     goal, error_bounds, codecs, threads
         The encoding of columns; see `penstock.compression.Chooser` and `encode_table`.
     unit_rows : int
-        The greatest number of rows of a p-unit.
+        The maximum number of rows of a p-unit.
     max_pending_bytes : int
-        The limit of pending bytes above which `append` blocks.
+        The number of pending bytes above which `append` blocks.
     direct_io : bool, optional
         Whether rows of a stream that this call creates bypass the page cache on write and read. This takes
         less CPU time, but readers wait for the disk. An existing stream keeps its setting.
@@ -249,7 +249,7 @@ class PStreamWriter:
         self._check_error()
 
     def abort(self) -> None:
-        """End without committing pending rows; a commit that is under way finishes.
+        """End without committing pending rows. A commit that has begun finishes.
 
         In a forked process it does nothing: rows and threads belong to the process that opened the writer.
         """
@@ -268,7 +268,7 @@ class PStreamWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; abort if an error is under way."""
+        """Close the writer; abort it if the ``with`` block ends with an error."""
         if kind is None:
             self.close()
         else:
@@ -312,7 +312,7 @@ class PStreamWriter:
     # --------------------------------------------------------------------------------- the threads
 
     def _run(self) -> None:
-        """Encode one batch while another thread commits the previous one."""
+        """Encode each batch while another thread commits the previous batch."""
         try:
             before: Future[None] | None = None
             while (group := self._take()) is not None:
@@ -332,7 +332,7 @@ class PStreamWriter:
                 self._changed.notify_all()
 
     def _take(self) -> _Group | None:
-        """Wait for the first rows, then up to an interval for more rows; return all of them."""
+        """Wait for the first rows, then up to an interval for more rows; return all these rows."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._pending) or self._is_over())
             self._changed.wait_for(self._is_enough, timeout=self._interval_s)

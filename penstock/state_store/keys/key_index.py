@@ -78,7 +78,7 @@ def _find_or_add(
     count: int,
     out: Positions,
 ) -> tuple[int, int]:
-    """Assign numbers to the keys from `begin` on; stop early if an array is full."""
+    """Assign numbers to keys from `begin` on until an array is full; return the next key and the count."""
     mask = table.shape[0] - 1
     limit = min(table.shape[0] // 2, known_hashes.shape[0], known_starts.shape[0] - 1)
     for i in range(begin, hashes.shape[0]):
@@ -128,9 +128,9 @@ def _find_or_add_words(
     count: int,
     out: Positions,
 ) -> tuple[int, int]:
-    """Do `_find_or_add` if all known keys have one word, with two memory accesses per key instead of five.
+    """Do `_find_or_add` for one-word keys, with two memory accesses per key instead of five.
 
-    Also stops at a key of another length.
+    All known keys must have one word. The function also stops at a key of another length.
     """
     mask = table.shape[0] - 1
     limit = min(table.shape[0] // 2, known_hashes.shape[0], known_starts.shape[0] - 1, known_words.shape[0])
@@ -175,7 +175,7 @@ def _gather_words(words: Words, from_starts: Positions, starts: Positions, out: 
 
 
 class KeyIndex:
-    """Numbers keys 0, 1, 2, ... in order of first appearance. Open addressing, linear probing."""
+    """Numbers keys 0, 1, 2, ... in order of first appearance, by open addressing with linear probing."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -191,7 +191,7 @@ class KeyIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the index."""
+        """The memory of the index, in bytes."""
         arrays = (self._table, self._hashes, self._words, self._starts)
         return sum(array.nbytes for array in arrays)
 
@@ -237,7 +237,7 @@ class KeyIndex:
             self._grow(int(keys.starts[begin + 1] - keys.starts[begin]))
 
     def reserve(self, count: int, words: int) -> None:
-        """Reserve room for `count` keys with `words` words in total, so that adding them copies nothing."""
+        """Reserve memory for `count` keys with `words` words in total, so that adding them copies nothing."""
         if 2 * count > len(self._table):
             self._table = np.full(1 << (2 * count - 1).bit_length(), _ABSENT, np.int32)
             _rebuild(self._table, self._hashes, self._count)

@@ -64,7 +64,7 @@ def _slot_of(first: Any, last: Any, table: Words) -> int:
 
 @kernel
 def _add(prints: Words, table: Words) -> int:
-    """Add fingerprints, except those with a last word of 0; return the number of new fingerprints."""
+    """Add fingerprints whose last word is not 0; return the number of new fingerprints."""
     width = table.shape[1]
     count = 0
     for i in range(prints.shape[0]):
@@ -88,9 +88,9 @@ def _contains(prints: Words, table: Words, out: npt.NDArray[np.bool_]) -> None:
 
 @kernel
 def _remove(prints: Words, table: Words) -> int:
-    """Remove fingerprints, except those with a last word of 0; return the number of removed fingerprints.
+    """Remove fingerprints whose last word is not 0; return the number of removed fingerprints.
 
-    Later entries of the search move up, so that no gap ends a search early.
+    Entries behind a removed entry move up, so that the empty slot does not end their search early.
     """
     slots, width = table.shape[0], table.shape[1]
     count = 0
@@ -103,7 +103,7 @@ def _remove(prints: Words, table: Words) -> int:
         count += 1
         slot = gap + 1 if gap + 1 < slots else 0
         while table[slot, width - 1] != 0:
-            # An entry stays if its search begins after the gap.
+            # An entry stays if its search begins behind the gap.
             if (slot - _home(table[slot, 0], slots)) % slots >= (slot - gap) % slots:
                 for w in range(width):
                     table[gap, w] = table[slot, w]
@@ -115,14 +115,14 @@ def _remove(prints: Words, table: Words) -> int:
 
 
 class KeySet:
-    """A set of keys that stores only their fingerprints. Open addressing, linear probing.
+    """A set of keys that stores only their fingerprints, by open addressing with linear probing.
 
     Parameters
     ----------
     one_word : bool
-        Whether every key has one word. If so, a slot takes 8 bytes, otherwise 16.
+        Whether every key has one word. If so, a key takes a slot of 8 bytes; otherwise, of 16 bytes.
     growth : float
-        The growth factor of a full table.
+        The factor by which a full table grows.
     """
 
     def __init__(self, *, one_word: bool, growth: float = _GROWTH) -> None:
@@ -139,7 +139,7 @@ class KeySet:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the set."""
+        """The memory of the set, in bytes."""
         return self._table.nbytes
 
     def add(self, keys: Keys) -> int:
@@ -159,7 +159,7 @@ class KeySet:
         return new
 
     def remove(self, keys: Keys) -> int:
-        """Remove keys; return the number of keys that were in the set. The memory stays."""
+        """Remove keys; return the number of keys that were in the set. The set keeps its memory."""
         prints = self._prints(keys)
         gone = _remove(prints, self._table)
         if self._has_zero(prints) and self._zero:

@@ -143,7 +143,7 @@ class Keys:
 
 
 class KeyCodec:
-    """Turns key columns into `Keys` and back.
+    """Converts key columns to `Keys` and back.
 
     Parameters
     ----------
@@ -166,13 +166,13 @@ class KeyCodec:
         return self._widths == [1]
 
     def words(self, columns: Sequence[pa.Array[Any]]) -> Words:
-        """Return the keys in `columns`, which hold no nulls, if each is a single word."""
+        """Return the words of the keys in `columns`. Each key must be a single word; none may be null."""
         if columns[0].type == pa.int64():
             return columns[0].to_numpy().view(np.uint64)
         return _fixed_words(columns[0], 1)
 
     def encode(self, columns: Sequence[pa.Array[Any]]) -> Keys:
-        """Return the keys in `columns`, which hold no nulls."""
+        """Return the keys in `columns`, none of which may be null."""
         count = len(columns[0])
         parts: list[Any] = []
         if all(self._widths):
@@ -233,7 +233,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _width(field: pa.Field[Any]) -> int:
-    """Return the number of words of a value of `field`; 0 if it varies."""
+    """Return the number of words of a value of `field`; 0 if this number varies."""
     kind = field.type
     if (
         pa.types.is_integer(kind)

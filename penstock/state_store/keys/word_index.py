@@ -14,7 +14,7 @@ from penstock.state_store.keys.key_words import Positions, Words
 __all__ = ["BLOCK", "WordIndex", "number_block"]
 
 BLOCK = 1024
-"""The number of words in a block, which a kernel numbers at a time."""
+"""The number of words that a kernel looks up at a time."""
 
 _ABSENT = -1
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -58,8 +58,8 @@ class WordIndex:
     Attributes
     ----------
     table : int32 array
-        The numbers of words, at the positions of their hashes. The length is a power of two, at least twice
-        that of `known`.
+        The numbers of words, at the positions of their hashes. The length is a power of two, and at least
+        twice the length of `known`.
     known : uint64 array
         The words by their numbers. The first `count` are set.
     numbers : int64 array

@@ -1,9 +1,9 @@
-"""The working copy on local disk, for buckets larger than memory: RocksDB, through rocksdict.
+"""A working copy on local disk, for buckets larger than memory. It uses RocksDB through rocksdict.
 
 A row is one entry: the words of its key (`penstock.state_store.keys.key_words`) and the bytes of its values
 (`penstock.state_store.tables.row_codec`). Keys of fixed width are big-endian, so that successive numbers are
-neighbours. The order of texts' bytes is kept. Entries are written and read in batches sorted by key, because
-RocksDB is several times faster with sorted batches.
+neighbours. Texts keep the order of their bytes. Entries are written and read in batches that are sorted by
+key, because RocksDB is several times faster with sorted batches.
 
 The database is scratch. It has no write-ahead log, because the committed p-units are the log. It has its own
 directory, so that attempts of one task never share a directory.
@@ -42,7 +42,7 @@ _CACHE_BYTES = 128 << 20
 """The size of the block cache of all tables of a process. Filters and indexes take 2 more bytes per key."""
 
 _MEMTABLES_BYTES = 128 << 20
-"""Memory for unflushed rows of all tables of a process."""
+"""The memory for unflushed rows of all tables of a process."""
 
 _MEMTABLE_BYTES = 32 << 20
 _KEY_SET_BYTES = 512 << 20
@@ -106,7 +106,7 @@ def _refusals(fact: str, path: Path) -> Iterator[None]:
 
 
 class _Database:
-    """A RocksDB database in a private temporary directory: sorted batches of entries, raw bytes.
+    """A RocksDB database in a private temporary directory. Entries are raw bytes, in sorted batches.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class _Database:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the database, without the shared cache."""
+        """The memory of the database in bytes, without the shared cache."""
         names = ("rocksdb.cur-size-all-mem-tables", "rocksdb.estimate-table-readers-mem")
         return sum(self._db.property_int_value(name) or 0 for name in names)
 
@@ -165,7 +165,7 @@ class _Database:
         return items
 
     def close(self) -> None:
-        # Data that a full disk refuses is not needed any more, and the directory must be deleted.
+        # A full disk may refuse data on close. The data is not needed, and the directory must be deleted.
         with contextlib.suppress(Exception):
             self._db.close()
         self._directory.close()
@@ -178,9 +178,9 @@ class _Database:
 class RocksdbTable:
     """A `penstock.state_store.tables.table.Table` on local disk.
 
-    The table counts its rows exactly, so `put` and `remove` must find out which keys exist. For this a
-    `KeySet` in memory stores the keys, with 11 to 16 bytes for a one-word key and twice as many for other
-    keys. If it would exceed `key_set_bytes`, the methods query the database instead, which is several times
+    The table counts its rows exactly, so `put` and `remove` must find out which keys exist. They use a
+    `KeySet` in memory, which takes 11 to 16 bytes for a one-word key, and twice as many for other keys. Once
+    the set is larger than `key_set_bytes`, the methods query the database instead, which is several times
     slower.
 
     Parameters
@@ -193,11 +193,11 @@ class RocksdbTable:
         The parent of the table's private directory (`penstock.state_store.tables.scratch`); by default the
         system's temporary directory. The directory is removed by `close`, or after the process has ended.
     key_set_bytes : int
-        The memory for the `KeySet`.
+        The memory for the `KeySet`, in bytes.
     memtable_bytes : int
         The memory for unflushed rows.
     batch_bytes : int
-        Maximum bytes of a batch of `rows`, unless a single row has more.
+        The maximum size of a batch of `rows`, unless a single row is larger.
     shared : SharedMemory, optional
         The memory that the table shares with other tables; by default the shared memory of the process.
 
@@ -239,20 +239,20 @@ class RocksdbTable:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the table, without the block cache of the process."""
+        """The memory of the table in bytes, without the block cache of the process."""
         database = 0 if self._database is None else self._database.size_bytes
         key_set_bytes = 0 if self._known is None else self._known.size_bytes
         return database + key_set_bytes
 
     def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Found]:
-        """Return the values of `keys`, null for absent keys, and the mask of the keys found."""
+        """Return the values of `keys`, which are null for absent keys, and the mask of the keys found."""
         order, sorted_keys = self._sort_keys(self._layout.keys_of(keys))
         entries = self._open.get(sorted_keys)
-        there = _not_none(entries)
+        exists = _not_none(entries)
         mask = np.zeros(len(order), np.bool_)
-        mask[order] = there
+        mask[order] = exists
         rank = np.zeros(len(order), np.int64)
-        rank[order] = np.cumsum(there) - 1
+        rank[order] = np.cumsum(exists) - 1
         present = [entry for entry in entries if entry is not None]
         rows = self._decode(present, rank[mask])
         if not mask.all():
@@ -279,7 +279,7 @@ class RocksdbTable:
             self._known = None
 
     def remove(self, keys: pa.RecordBatch) -> int:
-        """Remove the rows of keys; return their number."""
+        """Remove the rows of keys; return the number of removed rows."""
         words = self._layout.keys_of(keys)
         _, sorted_keys = self._sort_keys(words, last=True)
         if not sorted_keys:

@@ -5,7 +5,7 @@ A row's bytes are the concatenated bytes of its columns. A column of one element
     validity   1 byte, 0 for null
     then       fixed width: its bytes, a boolean as one byte
                string, binary: length in bytes (4 bytes; 8 for the large types), then the bytes
-               list, map: length in elements (as above), then its elements as a column of that many
+               list, map: length in elements (as above), then its elements as a column
                struct: its fields, each as a column
 
 A column of m elements (within a list) has m validity bytes, then m values. If the length of a value varies,
@@ -134,7 +134,7 @@ def byte_ranges(column: pa.Array[Any]) -> tuple[Positions, Bytes]:
 def from_byte_ranges(
     kind: pa.DataType, bounds: Positions, data: Bytes, validity: pa.Buffer | None
 ) -> pa.Array[Any]:
-    """Return the text or binary column with these offsets, which begin at 0. The column owns `data`."""
+    """Return a text or binary column with the offsets `bounds`, which begin at 0. The column owns `data`."""
     offsets = _offsets(kind, bounds)
     return pa.Array.from_buffers(kind, len(bounds) - 1, [validity, offsets, pa.py_buffer(data)])
 
@@ -189,7 +189,7 @@ def _offsets(kind: pa.DataType, bounds: Positions) -> pa.Buffer:
 
 
 def _split(column: pa.Array[Any], ends: Positions, parts: list[tuple[Bytes, Positions]]) -> None:
-    """Append to `parts` the bytes of `column`, with the positions where each row's bytes begin.
+    """Append to `parts` the bytes of `column`, and the positions at which each row's bytes begin.
 
     Row i has the elements ``ends[i]:ends[i + 1]``.
     """

@@ -1,4 +1,4 @@
-"""Rows by location: one array per column, written in place and read in any order."""
+"""Store rows by location: each column is an array that is written in place and read in any order."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def _gather(
 class RowStore:
     """Holds the columns of `schema` for numbered locations.
 
-    Values of fixed width are in an array. The bytes of other values are in a heap for each column, and a
-    location holds their range. Texts and binary values are unchanged; `RowCodec` encodes nested values. A new
-    value overwrites the old one if it is not longer. The heap is compacted when most of it is garbage. Not
-    thread-safe; a working copy or an operator uses it.
+    A column of fixed width is an array. Any other column has a heap of bytes, and a range in the heap for
+    each location. The heap holds texts and binary values as they are, and nested values as `RowCodec` encodes
+    them. A new value overwrites the old value if it is not longer. The heap is compacted when most of it is
+    garbage. A store is not thread-safe; one working copy or operator uses it.
 
     Parameters
     ----------
@@ -137,11 +137,11 @@ class RowStore:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the columns."""
+        """The memory of the columns, in bytes."""
         return sum(column.size_bytes for column in self._columns)
 
     def resize(self, capacity: int) -> None:
-        """Make room for locations below `capacity`; drop all other locations."""
+        """Allocate memory for the locations below `capacity`, and drop all other locations."""
         self._capacity = capacity
         for column in self._columns:
             column.resize(capacity)
@@ -155,7 +155,7 @@ class RowStore:
             column.put(where, rows.column(field.name))
 
     def take(self, locations: Positions, found: npt.NDArray[np.bool_] | None = None) -> pa.RecordBatch:
-        """Return the rows at `locations`; a row of nulls if not `found`.
+        """Return the rows at `locations`, with a row of nulls wherever `found` is false.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class RowStore:
 
 
 class _Column(ABC):
-    """One column by location, with a null mask once there are nulls."""
+    """The values of one column by location. The column gets a null mask with its first null."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.type = kind
@@ -255,7 +255,7 @@ class _Column(ABC):
 
 
 class _FixedColumn(_Column):
-    """A column of fixed width as an array of its bit patterns."""
+    """A column of fixed width: an array of the values' bit patterns."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
@@ -306,7 +306,7 @@ class _FixedColumn(_Column):
 
 
 class _HeapColumn(_Column):
-    """A column of varying width: its bytes in a heap, and each location's range."""
+    """A column of varying width: a heap of bytes, and the range of each location in the heap."""
 
     def __init__(self, kind: pa.DataType, min_garbage_bytes: int) -> None:
         super().__init__(kind)
@@ -317,7 +317,7 @@ class _HeapColumn(_Column):
         self._heap: Bytes = np.zeros(0, np.uint8)
         self._end = 0
         self._used = 0
-        """Bytes in use at the last count."""
+        """The number of bytes in use when they were last counted."""
 
     @property
     def size_bytes(self) -> int:
@@ -362,7 +362,7 @@ class _HeapColumn(_Column):
 
     @property
     def may_compact(self) -> bool:
-        # A count takes time, so count only when the heap has doubled since the last count.
+        # Counting takes time, so count only when the heap has doubled since the last count.
         return self._end >= 2 * self._used + self._min_garbage_bytes
 
     def compact(self, locations: Positions) -> None:

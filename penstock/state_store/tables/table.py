@@ -20,10 +20,10 @@ Found = npt.NDArray[np.bool_]
 
 
 class Table(Protocol):
-    """Rows by key. A table is scratch: its user stores the durable state in p-units.
+    """Rows by key. A table is not durable: its user stores the durable state in p-units.
 
-    Not thread-safe, except the iterator that `rows` returns; one task at a time uses a table. Keys have no
-    nulls. All zeros are one key, and so are all NaNs.
+    One task at a time uses a table. Only the iterator that `rows` returns is thread-safe. Keys have no nulls.
+    All zeros are one key, and so are all NaNs.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Table(Protocol):
         """
 
     def remove(self, keys: pa.RecordBatch) -> int:
-        """Remove the rows of keys; return their number. Absent keys and other columns are ignored.
+        """Remove the rows of keys; return the number of removed rows. Other columns of `keys` are ignored.
 
         Raises
         ------
@@ -80,14 +80,14 @@ class Table(Protocol):
         """
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Return the rows that the table has now, in at least one batch, each of a bounded size in bytes.
+        """Return all current rows, in one or more batches of a bounded size in bytes.
 
-        The key's columns come first. The table may change or be closed while another thread reads them.
+        The key's columns come first. The table may change or be closed while another thread reads the rows.
         """
 
     @property
     def size_bytes(self) -> int:
-        """The approximate memory of the table."""
+        """The approximate memory of the table, in bytes."""
 
     def close(self) -> None:
         """Release memory and files. The table is unusable afterwards. Closing twice is not an error."""

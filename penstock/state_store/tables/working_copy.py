@@ -1,4 +1,4 @@
-"""Kinds of working copies, which hold a loaded bucket in a worker."""
+"""The kinds of working copies. A working copy holds a loaded bucket in a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TableMaker", "WorkingCopy", "table_maker"]
 
 
 class WorkingCopy(StrEnum):
-    """A kind of working copy. Files do not depend on the kind, which may change at any restart.
+    """A kind of working copy. The kind may change at any restart, because files do not depend on it.
 
     MEMORY
         The whole bucket is in memory.
@@ -29,14 +29,14 @@ class WorkingCopy(StrEnum):
 
 
 class TableMaker(Protocol):
-    """Makes tables."""
+    """A function that makes empty tables."""
 
     def __call__(self, schema: pa.Schema, key: tuple[str, ...], /) -> Table:
         """Return an empty table."""
 
 
 def table_maker(copy: WorkingCopy, scratch: Path | None = None) -> TableMaker | None:
-    """Return the factory of tables for rows outside of memory; None if all rows are in memory.
+    """Return the function that makes tables for rows outside of memory; None if all rows are in memory.
 
     Parameters
     ----------

@@ -349,7 +349,7 @@ def test_rows_of_another_schema_are_refused_before_any_is_written(
     df = stream(spark, source)
     run(df, sink, checkpoint)
     append(source, 5, 10)
-    with refused("the columns differ from those of the p-stream.* missing=text unknown=word"):
+    with refused("the columns differ from the columns of the p-stream.* missing=text unknown=word"):
         run(df.withColumnRenamed("text", "word"), sink, checkpoint)
     with refused("types=n is string, not bigint"):
         df.selectExpr("cast(n as string) n", "text").writeStream.format("pstream").option(

@@ -17,7 +17,7 @@ __all__ = ["BackgroundCompactor", "compact_if_due", "is_due"]
 
 
 def is_due(stream: PStream, added: int, cleanup: CleanupRule) -> bool:
-    """Return whether an update log is to be compacted after a commit of `added` rows; see `CleanupRule`."""
+    """Return whether an update log must be compacted after a commit of `added` rows; see `CleanupRule`."""
     if stream.update_log is None:
         return False
     kept = 0 if stream.log.compaction is None else stream.log.compaction.commit.rows
@@ -26,7 +26,7 @@ def is_due(stream: PStream, added: int, cleanup: CleanupRule) -> bool:
 
 
 def compact_if_due(stream: PStream, added: int, goal: str | Goal = "balanced") -> None:
-    """Compact an update log in this thread, if that is due after a commit of `added` rows.
+    """Compact an update log in this thread, if a compaction is due after a commit of `added` rows.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def compact_if_due(stream: PStream, added: int, goal: str | Goal = "balanced") -
 
 
 class BackgroundCompactor:
-    """Compacts an update log in a separate thread; does nothing for other p-streams.
+    """Compacts an update log in a separate thread. It does nothing for other p-streams.
 
     Only the thread that commits may call it.
 
@@ -51,7 +51,7 @@ class BackgroundCompactor:
     location : str or path
         The p-stream's location.
     goal : str or Goal
-        The goal of compression.
+        The goal for which codecs are chosen.
     cleanup : CleanupRule, optional
         The rule for compacting the log.
     """

@@ -31,7 +31,7 @@ def covers(claims: Mapping[str, Claimed], reader: str, start: int, stop: int) ->
 
 
 def renew(known: Claimed | None, start: int, stop: int) -> Claimed:
-    """Return the claim of a reader that has released the rows before `start` and will read to `stop`."""
+    """Return the new claim of a reader that has released the rows before `start` and will read to `stop`."""
     if known is None or known.stop <= start:
         return Claimed(start, stop)
     start = max(start, known.start)
@@ -44,7 +44,7 @@ def renew(known: Claimed | None, start: int, stop: int) -> Claimed:
 
 
 def keep_view(claimed: Claimed, commits: Sequence[Commit], end: int) -> Claimed:
-    """Return the claim, changed so that its rows before `end` are read from these commits.
+    """Change a claim so that its rows before `end` are read from these commits.
 
     Rows that the claim already keeps do not change.
     """
@@ -68,7 +68,7 @@ def claimed_pieces(
     commits : sequence of Commit
         The current commits, which have the rows that the claim does not keep.
     start, stop : int
-        The offsets.
+        The offsets of the first row, and of the row after the last.
     """
     for view in claimed.views if claimed is not None else ():
         until = min(stop, view.stop)
@@ -79,7 +79,7 @@ def claimed_pieces(
 
 
 def needed_segments(commits: Iterable[Commit], claims: Iterable[Claimed]) -> Iterator[str]:
-    """Return the names of all segments that the `commits`, or the commits kept for `claims`, use."""
+    """Return the names of all segments that `commits`, or the commits that `claims` keep, use."""
     kept = (commit for claimed in claims for view in claimed.views for commit in view.commits)
     return segment_names(chain(commits, kept))
 

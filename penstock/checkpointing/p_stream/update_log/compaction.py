@@ -41,7 +41,7 @@ __all__ = ["Compacted", "compact"]
 _LOGGER = logging.getLogger(__name__)
 
 _MARKS = 64
-"""The number of marks from which a delete's age is known, spread over the time that deletes are kept."""
+"""About how many marks a compaction keeps. A mark is an offset with a time, and shows the age of deletes."""
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -166,7 +166,7 @@ def _with_offset(schema: pa.Schema) -> pa.Schema:
 
 
 def _tables(stream: PStream, commits: Sequence[Commit], end: int, names: Sequence[str]) -> Iterator[pa.Table]:
-    """Return columns of all rows before `end`, with their offsets, a p-unit at a time."""
+    """Yield columns of all rows before `end`, with their offsets, one p-unit at a time."""
     wanted = list(pieces(commits, 0, end))
     stored = [name for name in names if name != OFFSET]
     for piece, block in read_blocks(stream.segments, wanted, stream.schema):
@@ -184,7 +184,7 @@ def _read(stream: PStream, commits: Sequence[Commit], end: int, names: Sequence[
 
 
 def _select(stream: PStream, commits: Sequence[Commit], end: int, offsets: _Ints) -> Iterator[pa.Table]:
-    """Return the rows at these ascending offsets, a p-unit at a time."""
+    """Yield the rows at these ascending offsets, one p-unit at a time."""
     for table in _tables(stream, commits, end, [*stream.schema.names, OFFSET]):
         own: Any = table.column(OFFSET).to_numpy()
         first, stop = np.searchsorted(offsets, [own[0], own[-1] + 1])
@@ -193,7 +193,7 @@ def _select(stream: PStream, commits: Sequence[Commit], end: int, offsets: _Ints
 
 
 def _with_spans(segments: Sequence[Segment], offsets: _Ints, end: int) -> tuple[Segment, ...]:
-    """Return the segments with p-units whose spans together cover all offsets before `end`."""
+    """Set the spans of the p-units, so that they cover all offsets before `end`."""
     done, row = 0, 0
     made = []
     for segment in segments:
@@ -208,7 +208,7 @@ def _with_spans(segments: Sequence[Segment], offsets: _Ints, end: int) -> tuple[
 
 
 def _marks(before: Compaction | None, commits: Sequence[Commit]) -> list[tuple[int, int]]:
-    """Return pairs of an offset, and a time by which all rows before it were committed."""
+    """Return pairs of an offset, and a time at which all rows before the offset were committed."""
     marks = list(before.marks) if before is not None else []
     for commit in commits:
         if commit.writer != COMPACTOR:
@@ -217,7 +217,7 @@ def _marks(before: Compaction | None, commits: Sequence[Commit]) -> list[tuple[i
 
 
 def _thin(marks: Sequence[tuple[int, int]], keep_us: int, now_us: int) -> tuple[tuple[int, int], ...]:
-    """Return the newest mark that lets deletes expire, and a few later marks, spread evenly over time."""
+    """Return the newest mark by which deletes expire, and a few later marks, evenly spread over time."""
     first = max((place for place, (_, time) in enumerate(marks) if time <= now_us - keep_us), default=0)
     kept = list(marks[first : first + 1])
     for mark in marks[first + 1 :]:

@@ -1,4 +1,4 @@
-"""The newest row of each key, in one pass over columns."""
+"""Find the newest row of each key, in one pass over the columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def newest_rows(rows: pa.Table, key: Sequence[str], time: str) -> _Ints:
-    """Return the numbers of the newest rows of each key, ascending; the last row if times are equal.
+    """Return the ascending numbers of the newest rows, one per key. If times are equal, the last row counts.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def newest_rows(rows: pa.Table, key: Sequence[str], time: str) -> _Ints:
     key : sequence of str
         The columns of the key.
     time : str
-        The column whose greatest value is the newest.
+        The column that orders the rows of a key: the greatest value is the newest.
     """
     if not rows.num_rows:
         return np.empty(0, np.int64)
@@ -39,7 +39,7 @@ def newest_rows(rows: pa.Table, key: Sequence[str], time: str) -> _Ints:
 
 
 def _codes(column: pa.ChunkedArray[Any]) -> tuple[_Ints, int]:
-    """Return a number for each value, dense from 0, and the count of distinct numbers."""
+    """Return a number from 0, 1, 2, ... for each distinct value, by row, and the count of these numbers."""
     coded: Any = column.combine_chunks().dictionary_encode()
     if isinstance(coded, pa.ChunkedArray):
         coded = coded.combine_chunks()
@@ -47,7 +47,7 @@ def _codes(column: pa.ChunkedArray[Any]) -> tuple[_Ints, int]:
 
 
 def _values(column: pa.ChunkedArray[Any]) -> npt.NDArray[Any]:
-    """Return times as numbers of the same order."""
+    """Convert times to numbers that have the same order."""
     if pa.types.is_date32(column.type):
         column = column.cast(pa.int32())
     elif pa.types.is_temporal(column.type):

@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 __all__ = ["KEEP_DELETES", "UpdateLog"]
 
 KEEP_DELETES: Final = "1 day"
-"""How long deletes are kept by default."""
+"""The default time for which deletes are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateLog:
-    """The key, the time and the deletes of an update log; a part of the description of its p-stream.
+    """The key, the time and the deletes of an update log. The description of its p-stream contains them.
 
     Parameters
     ----------
     key : tuple of str
         The columns of the key: integers, texts, booleans, dates, times, or decimals.
     time : str
-        The column whose greatest value is the newest: a number, date, or time.
+        The column that orders the rows of a key: the greatest number, date or time is the newest.
     delete_when : str, optional
         The SQL condition of rows that delete their key.
     keep_deletes_us : int
-        How long deletes are kept after their commit, in microseconds.
+        The time for which deletes are kept after their commit, in microseconds.
     """
 
     key: tuple[str, ...]
@@ -150,7 +150,7 @@ class UpdateLog:
         return [name for name in schema.names if name in {*self.key, self.time, *read}]
 
     def deletes(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Return a mask of the rows that delete their key; a null condition is not a delete."""
+        """Return a mask of the rows that delete their key. A row whose condition is null is not a delete."""
         import numpy as np
         import pyarrow.compute as pc
 

@@ -454,7 +454,7 @@ def test_the_schema_must_be_the_stream_s(place: Path) -> None:
     assert penstock(str(place), "a.csv", "--from", "csv").exit_code == 0
     other = penstock(str(place), "a.csv", "--from", "csv", "--schema", "n int")
     assert other.exit_code == 2
-    assert "the columns differ from those of the p-stream" in other.stderr
+    assert "the columns differ from the columns of the p-stream" in other.stderr
 
 
 @pytest.mark.parametrize("schema", ["m int", "n int, m int", "n timestamp"])
