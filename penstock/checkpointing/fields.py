@@ -64,7 +64,7 @@ class Fields:
             value = self._values[key]
         except LookupError:
             value = None
-        # The type must be exact, because true and false are not numbers.
+        # Compare the types exactly, because Python counts true and false as numbers.
         if type(value) is not kind:
             raise self.damage_error(key, _KINDS[kind])
         return value
@@ -152,7 +152,7 @@ class Fields:
         return (elements.row(number, length) for number in range(len(elements)))
 
     def count_rows(self, key: str | int, length: int) -> list[list[int]]:
-        """Return the items of each list in a list, which must all be counts. It is faster than `rows`."""
+        """Return the counts in each list of a list. This is faster than `rows`."""
         rows: list[Any] = self._get(key, list)
         for number, row in enumerate(rows):
             sound = type(row) is list and len(row) == length

@@ -1,1 +1,1 @@
-"""Metrics for people and monitoring systems: tables, Prometheus and OpenTelemetry. Needs no Spark."""
+"""Show metrics to people and monitoring systems, without Spark: tables, Prometheus, OpenTelemetry."""

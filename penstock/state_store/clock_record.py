@@ -1,7 +1,7 @@
 """Record the clock readings of a micro-batch's first attempt, so that later attempts serve the same rows.
 
-With a budget of time, or the policies linecutting or freshest, an operator's output depends on the clock. A
-micro-batch may run again after a sink has taken the output of an earlier attempt. A sink that skips known
+With a budget of time, or with the policy linecutting or freshest, an operator's output depends on the clock.
+A micro-batch may run again after a sink has taken the output of an earlier attempt. A sink that skips known
 micro-batches would then miss rows that only the later attempt serves. The output is a function of the state,
 the ordered arrivals and the clock. So the first attempt records the clock readings before its output is
 visible, and a later attempt that finds a record replays the readings.

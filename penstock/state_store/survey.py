@@ -49,7 +49,7 @@ from penstock.state_store.location import Damage, names_in
 __all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey_bucket"]
 
 _TRIES = 5
-"""How often a survey reads a bucket to get a consistent view while the query deletes files."""
+"""The number of attempts to get a consistent view of a bucket while the query deletes files."""
 
 
 @dataclass(frozen=True, slots=True)

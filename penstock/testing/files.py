@@ -42,7 +42,7 @@ class FilesTests:
         assert bytes(files.read("f")) == content
 
     def test_a_file_is_published_in_pieces(self, files: Files) -> None:
-        """Publish content in pieces, of which some are empty."""
+        """Publish content in pieces. Some pieces are empty."""
         content = os.urandom(LARGE)
         files.publish("f", b"", content[:1], memoryview(content[1:100]), b"", content[100:])
         assert bytes(files.read("f")) == content

@@ -86,7 +86,7 @@ class AggregateTests:
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     def test_any_split_gives_the_same_result(self, aggregate: type[Aggregate]) -> None:
-        """Merge states of two and three parts, in both orders, and compare with one state of all values."""
+        """Split the values in three, merge the parts' states, and compare with the state of all values."""
         values = list(self.values)
         expected = _finish(aggregate, _state(aggregate, values))
         for first in range(len(values) + 1):

@@ -1,4 +1,4 @@
-"""Locations as users write them: resolve their file systems, and redact their secrets."""
+"""Find the file system of a location that a user writes, and redact the secrets in the location."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Markers:
     checkpoint : int
         The number of micro-batches that the query of the graph's results has committed.
     release : int
-        The number of micro-batches of the query of the graph's results whose rows all readers have released.
+        The number of micro-batches of that query whose rows have been released by all its readers.
     """
 
     retain: int

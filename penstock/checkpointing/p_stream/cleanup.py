@@ -19,8 +19,8 @@ class CleanupRule:
         A start file (`penstock.checkpointing.p_stream.log`) replaces log entries once there are this many
         entries, if few commits are kept.
     min_tail_rows : int
-        An update log is compacted once this many rows, and at least as many as the last compaction kept, have
-        been added.
+        An update log is compacted once the number of added rows reaches this limit, and also the number of
+        rows that the last compaction kept.
     """
 
     min_trim_bytes: int = 16 << 20

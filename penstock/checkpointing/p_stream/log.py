@@ -287,7 +287,7 @@ class CommitLog:
         writer, batch, segments, clock, plan
             See `Commit`. The segments must be durable at the latest when the log syncs all files.
         session : str
-            The attempt that commits; see `begin`. Empty if any attempt of the writer may commit.
+            The attempt that commits; see `begin`. An empty text allows any attempt of the writer to commit.
 
         Returns
         -------

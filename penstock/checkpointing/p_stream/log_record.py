@@ -81,7 +81,7 @@ class Commit:
     time_us : int
         The time of the commit, in microseconds since the Unix epoch, by the writer's clock.
     segments : tuple of Segment
-        The segments that the commit makes visible, in row order. Empty for the start of a session.
+        The segments that the commit makes visible, in row order. The start of a session has none.
     clock : mapping of str to int
         The vector clock: the writer's position in each of its sources.
     plan : int, optional

@@ -121,7 +121,7 @@ class Coder:
         return encode_table(pa.concat_tables(tables), chooser=chooser, codecs=self._codecs, schema=schema)
 
     def blocks(self) -> tuple[int, int]:
-        """Return how many column blocks choosers decided, and how many of these did not fit their codec."""
+        """Return the number of column blocks with a chosen codec, and how many did not fit their codec."""
         decisions = [one for chooser in self._choosers for one in list(chooser.columns.values())]
         return sum(one.blocks for one in decisions), sum(one.deoptimised for one in decisions)
 

@@ -177,7 +177,7 @@ class PStreamWriter:
         return self._stream.end
 
     def append(self, rows: Any, *, clock: Mapping[str, int] | None = None) -> None:
-        """Append rows; return before they are durable. Blocks while too many bytes are pending.
+        """Append rows; return before they are durable. The call blocks while too many bytes are pending.
 
         Parameters
         ----------
@@ -407,10 +407,10 @@ class PStreamWriter:
         return f"PStreamWriter({self._stream.files.location!r}, writer={self.name!r})"
 
     def metrics(self) -> dict[str, Any]:
-        """Return counts: calls of `append`, durable calls, pending and written bytes, rows of the stream.
+        """Return the counts of calls, of calls with durable rows, of pending and written bytes, and of rows.
 
-        The counts include the column blocks with a chosen codec, and how many of them were deoptimised. If a
-        value does not fit the chosen codec, the block is deoptimised: the default codec encodes the block.
+        The result also has the number of column blocks with a chosen codec, and the number of deoptimised
+        blocks. If a value does not fit the chosen codec, the default codec encodes the deoptimised block.
         """
         self._check_process()
         blocks, deoptimised = self._coder.blocks()

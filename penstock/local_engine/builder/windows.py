@@ -134,7 +134,7 @@ def output_schema(finish: Finish) -> pa.Schema:
 
 
 def aggregate_by_window(node: Aggregate, node_rows: NodeRows) -> NodeRows:
-    """Aggregate the groups of each window. This needs no state: they all close in the same micro-batch.
+    """Aggregate the groups of each window. All groups close in the same micro-batch, so this needs no state.
 
     Raises
     ------

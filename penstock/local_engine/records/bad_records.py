@@ -148,7 +148,7 @@ class BadRecords:
 def read_in_parts(
     count: int, read: Callable[[int, int], Part | None], read_alone: Callable[[int], Part]
 ) -> Iterator[Part]:
-    """Yield the parts of a sequence of records, in order, in as few calls as bad records allow.
+    """Yield a sequence of records in parts, in order. The parts are as large as bad records allow.
 
     Parameters
     ----------

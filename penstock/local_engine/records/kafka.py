@@ -252,7 +252,7 @@ class KafkaInput(RecordInput):
         return _offset(_limit(begin, ends, self._options.max_offsets))
 
     def _ask(self, ask: Callable[[], Found]) -> Found | None:
-        """Return an answer of the brokers; None while they are silent, for at most a minute."""
+        """Return an answer of the brokers; None if they are silent. A minute of silence is an error."""
         from confluent_kafka import KafkaException
 
         while True:

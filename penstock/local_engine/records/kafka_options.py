@@ -53,7 +53,8 @@ class KafkaOptions:
     start_kind : {"offset", "time"}
         Whether `start` is an offset or a time.
     late_start : {"error", "latest"}
-        What happens if all records of a partition are older than its time in `start`.
+        The reaction if all records of a partition are older than its time in `start`: fail, or start at the
+        end.
     max_offsets : int
         The maximum number of offsets in a micro-batch.
     fails_on_loss : bool

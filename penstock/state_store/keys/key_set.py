@@ -189,5 +189,5 @@ class KeySet:
 
     @staticmethod
     def _has_zero(prints: Words) -> bool:
-        # Exactly one one-word key has the fingerprint 0, which marks empty slots in the table.
+        # Only one possible key of one word has the fingerprint 0, which also marks empty slots in the table.
         return not prints[:, -1].all()

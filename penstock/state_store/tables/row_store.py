@@ -44,8 +44,8 @@ def _touch(
 ) -> int:
     """Prefetch the bytes of some locations, so that the following copies find them in the cache.
 
-    The reads are independent, so the processor overlaps them. Returns a meaningless number; if nothing were
-    returned, the compiler would drop the reads.
+    The reads are independent, so the processor overlaps them. The function returns a meaningless number; if
+    nothing were returned, the compiler would drop the reads.
     """
     read = 0
     for i in range(begin, end):

@@ -41,7 +41,7 @@ __all__ = ["Compacted", "compact"]
 _LOGGER = logging.getLogger(__name__)
 
 _MARKS = 64
-"""About how many marks a compaction keeps. A mark is an offset with a time, and shows the age of deletes."""
+"""About the number of marks that a compaction keeps. A mark is an offset with a time, to date deletes."""
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 
