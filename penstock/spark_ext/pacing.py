@@ -24,8 +24,8 @@ __all__ = ["Interval", "Intervals", "Pace", "follow", "new_pace"]
 _LOGGER = logging.getLogger(__name__)
 
 _paces: dict[str, Pace] = {}
-"""The paces that this driver has planned, by the name of their operator in Spark's plans. As Spark keeps the
-accumulators, they stay: the same DataFrame may start another query."""
+"""The paces that this driver has planned, by the name of their operator in Spark's plans. They stay for the
+life of the process, as Spark's accumulators do, because the same DataFrame may start another query."""
 
 
 class Interval(NamedTuple):
@@ -72,7 +72,7 @@ class Pace(AccumulatorParam[Intervals]):
         return {}
 
     def addInPlace(self, value1: Intervals, value2: Intervals) -> Intervals:
-        """Return the newest intervals, after setting them. Spark calls this in a thread of its own."""
+        """Set the newest intervals, and return them. Spark calls this in a separate thread."""
         newest = dict(value1)
         for name, one in value2.items():
             known = value1.get(name)
@@ -96,14 +96,14 @@ class Pace(AccumulatorParam[Intervals]):
 def _is_active(query: Any) -> bool:
     try:
         return bool(query.isActive)
-    except Exception:  # its JVM has ended, which Py4J tells by errors of several types
+    except Exception:  # its JVM has ended, which Py4J reports by errors of several types
         return False
 
 
 def new_pace(spark: SparkSession, operator: str) -> Accumulator[Intervals] | None:
     """Return the accumulator of an operator with a contract, by its name in Spark's plans.
 
-    None with Spark Connect.
+    Return None with Spark Connect.
     """
     if is_connect(spark):
         return None

@@ -168,7 +168,7 @@ def migrate(
         if (schema is None) == (not sides) and (schema is not None or not tables):
             raise InvalidUsageError(
                 "the new columns are missing" if schema is None else "there are new columns of two kinds",
-                hint="pass --schema, for a join --left and --right, or for an own operator --table",
+                hint="pass --schema, for a join --left and --right, or for a user-defined operator --table",
             )
         copy = migrate_state(
             checkpoint, path, to, schema=schema or sides or None, tables=tables, at=at, progress=_show

@@ -199,7 +199,7 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     if refused := _NO_DIRECTORY.search(text):
         return InvalidUsageError(
             f"{fact}: a directory cannot be made", directory=refused[1],
-            hint="choose one that this user may write", **context,
+            hint="choose a directory that this user may write", **context,
         )  # fmt: skip
     if hint is None and is_late_worker(error):
         hint = _LATE_WORKER_HINT

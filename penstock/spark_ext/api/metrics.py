@@ -66,7 +66,7 @@ def metrics(query: StreamingQuery | SeveralQueries) -> MetricsList:
     Raises
     ------
     InvalidUsageError
-        If `query` is neither.
+        If `query` is neither a query nor a running graph.
     """
     if not any(name in dir(query) for name in ("queries", "recentProgress")):
         raise InvalidUsageError(

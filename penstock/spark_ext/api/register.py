@@ -162,4 +162,4 @@ def wait_for_metrics(queries: Iterable[StreamingQuery]) -> None:
     known = [entry for of_session in _destinations.values() for entry in of_session.items()]
     for query, ((name, _), destination) in product(queries, known):
         if not destination.listener.wait(query.runId, max(0.0, deadline - monotonic_s())):
-            _LOGGER.warning("%s: the last metrics may be missing: Spark has not told of them yet", name)
+            _LOGGER.warning("%s: the last metrics may be missing: Spark has not reported them yet", name)

@@ -118,10 +118,10 @@ def update_queue(
         The time to serve one tuple, such as ``"2ms"``, for the policy ``"linecutting"``; measured by default.
         With ``"by key"``, the policy ``"freshest"`` measures the cost of each key; this needs `apply`.
     weight : str or mapping, optional
-        The weight of each key, positive and finite: either a numeric column, of which the newest tuple's
-        value is used, or, for a key of one column, a mapping from key values to weights (other keys have
-        weight 1). Keys are served in proportion to the square roots of their weights. Equal weights do not
-        change the order.
+        The weight of each key, a positive and finite number: either a numeric column, whose value in the
+        key's newest tuple is the weight; or, for a key of one column, a mapping from key values to weights
+        (keys that are not in the mapping have weight 1). Keys are served in proportion to the square roots of
+        their weights. Equal weights do not change the order.
     nulls : {"error", "drop"}
         The treatment of rows with a null key, time or arrival (or a NaN time), or with a weight that is not
         positive and finite: fail the query, or drop and count them.

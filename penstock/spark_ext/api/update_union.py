@@ -48,8 +48,8 @@ def update_union(
     time : str
         The column that orders the updates of a key.
     prefer : int or str, optional
-        The input that wins a tie, by position (from 0) or name. A tie is two tuples of equal key and time
-        that arrive in one micro-batch, or of which one still waits. A delivered tuple is not retracted. By
+        The input that wins a tie, by position (from 0) or name. Two tuples of equal key and time are a tie if
+        they arrive in one micro-batch, or if one of them still waits. A delivered tuple is not retracted. By
         default the first tuple to arrive is kept; within a micro-batch, the tuple of the input that comes
         first in `dfs`.
     schema : StructType or str, optional
@@ -127,7 +127,7 @@ def _inputs(dfs: Sequence[DataFrame | Mapping[str, DataFrame]]) -> dict[str, Dat
         raise InvalidUsageError(
             "an input is not a DataFrame",
             input=wrong[0],
-            hint="pass DataFrames, or one mapping of names to them",
+            hint="pass DataFrames, or one mapping of names to DataFrames",
         )
     if len(inputs) < 2:
         raise InvalidUsageError("a union needs at least two inputs", inputs=len(inputs))

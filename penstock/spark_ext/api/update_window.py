@@ -116,9 +116,9 @@ def update_window(
     cost : str, optional
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
-        The weight of each key, as in `update_queue`: a numeric column, or a mapping from key values. Of a
-        column, the newest tuple's value is used once the watermark has passed the tuple's pane. A value that
-        is not positive and finite fails the query, for both values of `nulls`.
+        The weight of each key, as in `update_queue`: a numeric column, or a mapping from key values. The
+        column's value in a key's newest tuple becomes the weight once the watermark has passed the tuple's
+        pane. A value that is not positive and finite fails the query, for both values of `nulls`.
     delete_when : str, optional
         An SQL condition on rows, such as ``"op = 'd'"``. A row for which the condition is true deletes its
         key. Windows that contain the row ignore it and the key's older tuples, including tuples of equal time
@@ -134,8 +134,8 @@ def update_window(
         With ``"row"``, the output gets a row when a key leaves after `ttl`: the key, its last window and null
         aggregates. The output has the boolean column ``silent``, which is true in such rows.
     watermark_delay : str or timedelta, optional
-        The allowed lateness of tuples relative to the newest tuple. By default the delay of ``withWatermark``
-        on the column `time` of `df`, or none.
+        The allowed lateness of tuples relative to the newest tuple. The default is the delay of
+        ``withWatermark`` on the column `time` of `df` or, without it, no delay.
     unit : {"s", "ms", "us", "ns"}, optional
         The unit of an integer time since 1970-01-01T00:00:00Z.
     buckets, state_location, retain_versions, name

@@ -32,7 +32,7 @@ def refuse_collations(schema: StructType, names: Iterable[str]) -> None:
         if name in schema.names and _has_collation(schema[name].dataType):
             raise InvalidUsageError(
                 "a column with a collation is compared",
-                hint=f"compare its bytes, such as those of lower({name}) COLLATE {_BINARY}",
+                hint=f"replace it by a column that compares bytes, such as lower({name}) COLLATE {_BINARY}",
                 column=name,
                 type=schema[name].dataType.simpleString(),
             )

@@ -330,7 +330,7 @@ def share(spark: SparkSession, value: _T, what: str) -> Any:
     if size > _MOST_SHARED_BYTES:
         raise InvalidUsageError(
             f"{what} are too large for Spark Connect", size_bytes=size, most=_MOST_SHARED_BYTES,
-            hint="make the first start in a session without Spark Connect; later ones need no first rows",
+            hint="make the first start in a session without Spark Connect; later starts need no initial rows",
         )  # fmt: skip
     return Shared(value)
 
@@ -423,8 +423,8 @@ def set_trigger_interval(query: Any, interval_ms: int) -> bool:
     Return False if Spark has no executor of the trigger, as before the query's first micro-batch.
 
     Spark has no method for this. The executor of the trigger keeps the interval in a field, and reads the
-    field before and after each micro-batch, so an interval of 0 holds from the end of the running
-    micro-batch, and any other from the end of the next one.
+    field before and after each micro-batch. So an interval of 0 holds from the end of the running
+    micro-batch, and any other interval from the end of the next micro-batch.
 
     Raises
     ------

@@ -69,7 +69,7 @@ class InitialRows:
             If a table or a column is unknown, rows do not fit their table, or two rows have the same key.
         """
         parcels = InitialRows.split(given, tables, buckets, route).parcels.value
-        return InitialRows(share(spark, parcels, "the first rows of the tables"))
+        return InitialRows(share(spark, parcels, "the initial rows of the tables"))
 
     @staticmethod
     def split(
@@ -84,7 +84,7 @@ class InitialRows:
             spec = specs[name]
             if not isinstance(rows, DataFrame | pa.Table | pa.RecordBatch):
                 raise InvalidUsageError(
-                    "first rows of this type are not taken",
+                    "initial rows of this type are not supported",
                     table=name,
                     got=type(rows).__name__,
                     hint="pass a DataFrame or a pyarrow.Table",
@@ -122,7 +122,7 @@ def _partition(
         values = values if route is None else values.cast(route)
     except pa.ArrowInvalid as error:
         raise InvalidUsageError(
-            "a row's partition is outside of what events can have",
+            "a row's partitioning value does not fit the type of the events' attribute",
             table=table,
             column=partition_by,
             type=route,

@@ -226,7 +226,7 @@ class Packer:
                 yield rows
 
     def _conflate(self, usable: Iterator[pa.RecordBatch], part: int, choice: _Choice) -> Iterator[Arrivals]:
-        """Conflate arrivals while that pays off, and collect the rest in chunks."""
+        """Conflate arrivals while that pays off, and collect the remaining arrivals in chunks."""
         combine = self.combine if self.combine is not None else choice.recall()
         position = 0
         if combine is not False:

@@ -64,8 +64,8 @@ def to_parcels(batches: Iterable[pa.RecordBatch], limits: ParcelLimits = _DEFAUL
     """Return `batches` as parcels of bounded size; an empty batch also makes a parcel.
 
     Large batches are packed (compressed as p-units) if that makes them much smaller, because Spark copies
-    each byte several times. The first rows of the first large batch show how much smaller. Each parcel keeps
-    the schema's metadata.
+    each byte several times. The first rows of the first large batch are packed to find this out. Each parcel
+    keeps the schema's metadata.
     """
     packs: bool | None = None
     for batch in batches:
@@ -104,7 +104,7 @@ def _pack(batch: pa.RecordBatch) -> bytes | None:
         return None
     facts = {name.decode(_ANY): text.decode(_ANY) for name, text in (batch.schema.metadata or {}).items()}
     parcel = encode(PUnit(_KIND, facts), {_KIND: block}).obj
-    assert isinstance(parcel, bytes)  # noqa: S101  # which is not copied again
+    assert isinstance(parcel, bytes)  # noqa: S101  # a conversion to bytes would be another copy
     return parcel
 
 

@@ -129,7 +129,7 @@ def _refuse_limit(limit: ReadLimit) -> None:
             "a limit of a micro-batch needs Spark 4.2 or newer",
             limit=limit,
             spark=pyspark.__version__,
-            hint="leave the option of the source out that limits its micro-batches",
+            hint="leave out the source's option that limits micro-batches",
         )
 
 

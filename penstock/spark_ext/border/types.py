@@ -189,7 +189,7 @@ def check_same(columns: StructType, stored: StructType, location: str) -> None:
     ]
     if missing or unknown or differing:
         raise InvalidUsageError(
-            "the columns differ from those of the p-stream",
+            "the columns differ from the columns of the p-stream",
             location=location,
             missing=", ".join(missing) or "none",
             unknown=", ".join(unknown) or "none",

@@ -198,11 +198,11 @@ def look_up(
     Parameters
     ----------
     fragments : Fragments
-        The definition of the fragments after the look-up.
+        The definition of the fragments after the lookup.
     lookup : Lookup
-        The look-up.
+        The lookup.
     batches : iterable of RecordBatch
-        The fragments before the look-up.
+        The fragments before the lookup.
     """
     # A fragment does not hold the time of a first or last value.
     has_times = any(partial.kind in ("first", "last") for partial in fragments.partials)

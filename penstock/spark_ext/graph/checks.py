@@ -143,7 +143,7 @@ def _describe_exclusive(node: Node) -> str | None:
     if isinstance(node, Transactions):
         return "an operator of transactions"
     if isinstance(node, Apply):
-        return "an own operator"
+        return "a user-defined operator"
     if isinstance(node, UpdateQueue | UpdateUnion):
         return f"an {node.label}"
     if isinstance(node, Join):
@@ -163,7 +163,7 @@ def _count_copies(node: Node, nodes: list[Node]) -> int:
 
 
 def _refuse_stateful(node: Aggregate) -> None:
-    """Refuse operators after which a window's rows come in several micro-batches, before an aggregation."""
+    """Refuse to aggregate windows after an operator that spreads their rows over several micro-batches."""
     at = node.inputs[0]
     while isinstance(at, Where | Select | StreamTableJoin):
         at = at.inputs[0]

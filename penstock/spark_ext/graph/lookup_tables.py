@@ -1,7 +1,7 @@
 """Lookups in static tables: by Spark's join, or in the readers for small tables.
 
 Spark joins rows with a table in the JVM. A reader that emits only fragments of windows would have to send
-each fragment to the JVM and back for the look-up. That costs more than all other work on fragments. A small
+each fragment to the JVM and back for the lookup. That costs more than all other work on fragments. A small
 table is sent to the readers instead.
 """
 
@@ -47,7 +47,7 @@ def join_table(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFram
     rows, table : DataFrame
         DataFrames that share exactly the columns in `on`.
     on : sequence of str
-        The look-up columns.
+        The lookup columns.
     """
     other_columns = [quote(name) for name in table.columns if name not in on]
     keys = {quote(name): f"{RESERVED_PREFIX}key_{number}" for number, name in enumerate(on)}
@@ -73,7 +73,7 @@ def lookup_in(
     table : DataFrame
         The table, with the node's columns.
     node : StreamTableJoin
-        The look-up.
+        The lookup.
     group_by : tuple of str
         The groups of the windows that follow.
     limits : LookupLimits

@@ -35,7 +35,7 @@ _PHASES = ("progress recovery", "upstream requesting", "data recovery", "upstrea
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What a recovery did: the seconds of each phase, the work, and the state of operators that it found."""
+    """The report of a recovery: the seconds of each phase, the work, and the operators' state it found."""
 
     checkpoint: int | None
     units_loaded: int

@@ -79,9 +79,9 @@ def start(
         The graph's directory, which need not exist. The directory holds the plan, the p-streams, state, and
         Spark's checkpoints.
     sources : mapping of str to DataFrame or path, optional
-        For each source of the graph, a streaming DataFrame or a path. For the kind ``parquet``, the path is
-        that of its files; for any other kind, it is the location of a p-stream to read. A source whose path
-        is in the graph may be left out.
+        For each source of the graph, a streaming DataFrame or a path. For the kind ``parquet``, the path
+        leads to its files; for any other kind, the path is the location of a p-stream to read. A source whose
+        path is in the graph may be left out.
     tables : mapping of str to DataFrame, optional
         The static tables of the graph's lookups.
     sink : callable, optional
@@ -94,8 +94,9 @@ def start(
     retain_interval : str or timedelta, optional
         The time between two retain markers, which make the input durable. By default as short as possible.
     checkpoint_interval : str or timedelta, optional
-        The time between two checkpoint markers, which commit results. By default as short as possible; with a
-        freshness contract, as its controller chooses, or with Spark Connect an eighth of the tightest limit.
+        The time between two checkpoint markers, which commit results. The default is as short as possible.
+        With a freshness contract, the default is the controller's choice; with Spark Connect, it is an eighth
+        of the tightest limit.
     available_now : bool
         Whether to end when the current input is processed. If true, the queries run one after the other.
     drain : bool

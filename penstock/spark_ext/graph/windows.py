@@ -72,7 +72,7 @@ def plan_assembly(node: Assemble, parcels: DataFrame) -> PlannedWindows:
     node : Assemble
         The windows.
     parcels : DataFrame
-        The parcels of the fragments, after a look-up if there is one.
+        The parcels of the fragments, after a lookup if there is one.
     """
     plan, columns = plan_assembled(node, wraps=wraps_around(parcels.sparkSession))
     return PlannedWindows(plan, parcels, columns)
@@ -293,7 +293,8 @@ class ByWindow:
     projection : mapping of str to str
         Groups, and the values of partials: Spark SQL over windows with their aggregates.
     fragments : Fragments
-        How values are folded, by `START_COLUMN` and the length of windows; each window is one pane.
+        The aggregation of values by `START_COLUMN`, the window's length and the groups; each window is one
+        pane.
     assembly : Assembly
         Computes aggregates from partials.
     """

@@ -123,7 +123,7 @@ def _holds(wide: DataType, narrow: DataType) -> bool:
 
 
 def envelope_columns(decoder: Decoder, declared: StructType | None) -> tuple[StructType, StructType]:
-    """Make a decoder read the needed columns of Debezium's events; return these and the table's columns.
+    """Make a decoder read the needed columns of Debezium's events; return them and the table's columns.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def envelope_columns(decoder: Decoder, declared: StructType | None) -> tuple[Str
         or "op" not in kinds
     ):
         raise InvalidUsageError(
-            "the schema is not one of Debezium's change events",
+            "the schema is not a schema of Debezium's change events",
             known=", ".join(known.names),
             hint="an event has the fields before, after, source and op",
         )

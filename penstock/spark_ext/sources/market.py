@@ -145,7 +145,7 @@ def _flag(texts: dict[str, str], name: str, default: bool) -> bool:
 
 
 class _Rows(InputPartition):
-    """Rows from `start` to before `end` of the market that began at `start_us`."""
+    """Rows `start` to `end` - 1 of the market that began at `start_us`."""
 
     def __init__(self, start_us: int, start: int, end: int) -> None:
         super().__init__(None)
@@ -271,7 +271,7 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         self._available_now = False
         self._target: int | None = None  # fixed by the first latestOffset of an AvailableNow run
         self._start_us: int | None = None  # known once Spark has named an offset
-        self._first_row: int | None = None  # where a stream with a late start begins
+        self._first_row: int | None = None  # the row at which a stream with a late start begins
 
     def _offset(self, start_us: int, row: int) -> dict[str, Any]:
         options = self._options
@@ -300,8 +300,8 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             )
 
     def _check_restart(self, start: dict[str, Any], end: dict[str, Any]) -> None:
-        # Older Sparks pass no start to `latestOffset` after a restart. Newer ones do, and ask twice for the
-        # first offset, which then names two start times.
+        # After a restart, older versions of Spark pass no start to `latestOffset`. Newer versions pass it,
+        # but ask twice for the first offset, and the two offsets have different start times.
         self._check(start)
         if start["startTime"] != end["startTime"]:
             raise InvalidUsageError(
@@ -338,8 +338,8 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         start_us = self._options.start_us
         if start_us is not None or not self._start_is_late:
             return self._offset(_clock.now_us() if start_us is None else start_us, 0)
-        # After a restart, older Sparks ask for the newest offset before they pass the first one, so every
-        # start has to name the same start time.
+        # After a restart, older versions of Spark ask for the newest offset before they pass the first
+        # offset. So every start must use the same start time.
         if self._first_row is None:
             self._first_row = self._rows_until_now(_START_US) if self._options.rows is None else 0
         return self._offset(_START_US, self._first_row)

@@ -139,7 +139,7 @@ class ReadOptions:
     partitions : int or None
         The greatest number of tasks of a batch.
     scan : Scan or None
-        The work of the readers. If given, `columns` is None.
+        The scan that readers run on their rows. If given, `columns` is None.
     buckets : int or None
         The number of buckets for parcels of a scan's fragments.
     lookup : str or None

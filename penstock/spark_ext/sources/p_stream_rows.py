@@ -126,7 +126,7 @@ class OperatorRows:
     rows : SegmentRows
         Writes the rows.
     writer : str, optional
-        The writer's name; by default the query's.
+        The writer's name; by default the id of the query.
     """
 
     rows: SegmentRows

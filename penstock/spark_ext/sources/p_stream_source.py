@@ -195,7 +195,7 @@ def _plan_scan(options: ReadOptions, stream: PStream, schema: StructType) -> _Sc
 
 
 class _Pieces(InputPartition):
-    """The place of one task's rows."""
+    """The p-units, or parts of p-units, that one task reads."""
 
     def __init__(self, pieces: Sequence[Piece], part: int) -> None:
         super().__init__(None)
@@ -238,7 +238,7 @@ class _Plan:
         return self._stream
 
     def split(self, start: int, stop: int) -> list[_Pieces]:
-        """Return the tasks that read the rows from `start` to before `stop`."""
+        """Return the tasks that read rows `start` to `stop` - 1."""
         if start >= stop:
             return []
         return balance(self.stream.pieces(start, stop, self.options.reader), self.partitions)

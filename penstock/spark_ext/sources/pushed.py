@@ -186,16 +186,16 @@ def _compared_columns(scan: Scan) -> Iterator[str]:
 
 
 def look_up_fragments(fragments: Fragments, schema: pa.Schema, group_by: tuple[str, ...]) -> Fragments:
-    """Return the definition of fragments after a look-up.
+    """Return the definition of fragments after a lookup.
 
     Parameters
     ----------
     fragments : Fragments
-        The fragments before the look-up.
+        The fragments before the lookup.
     schema : pyarrow.Schema
         The columns of the fragments, in Spark's types.
     group_by : tuple of str
-        The groups after the look-up.
+        The groups after the lookup.
     """
     unit = "us" if pa.types.is_timestamp(schema.field(PANE).type) else fragments.time_unit
     return replace(fragments, time=PANE, time_unit=unit, group_by=group_by)

@@ -31,7 +31,7 @@ _registered: WeakSet[SparkSession] = WeakSet()
 
 
 def add_wake(df: DataFrame) -> DataFrame:
-    """Return `df` so that its query runs one micro-batch at each start, even without new input.
+    """Return `df` with a source that makes its query run one micro-batch at each start, even without input.
 
     Raises
     ------

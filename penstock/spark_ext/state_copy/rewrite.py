@@ -81,7 +81,7 @@ def rewritable_kind(copy: QueryCopy) -> tuple[Kind, Mapping[str, Any]]:
     if specification.keys() >= _OWN:
         return "own", specification
     raise InvalidUsageError(
-        "only the state of update queues, unions, joins, windows and own operators can be rewritten",
+        "only the state of update queues, unions, joins, windows and user-defined operators can be rewritten",
         operator=name,
         hint=hint,
     )

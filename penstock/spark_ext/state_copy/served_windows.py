@@ -138,7 +138,7 @@ class ServedWindowBuckets(OldUnits):
             "waiting": waiting,
             "watermark": max(known("watermark"), default=None),
             "birth_us": min(known("birth_us"), default=None),
-            # An earlier time would count the staleness of the later bucket twice.
+            # With an earlier time, staleness that a bucket has already counted would be counted again.
             "settled_at_us": max(known("settled_at_us"), default=None),
             "served_at_us": max(known("served_at_us"), default=None),
             "cost_us": sum(costs) / len(costs) * buckets / self.buckets if costs else None,
@@ -155,7 +155,7 @@ def window_buckets(copy: QueryCopy, specification: Mapping[str, Any]) -> WindowB
 
 
 def _select_cells(unit: PUnit, stored: Integers, numbers: Integers) -> dict[str, pa.RecordBatch]:
-    """Return the cells and tuples of the groups with these stored numbers, with their new numbers."""
+    """Return the key rows and tuples of the groups with these stored numbers, with their new numbers."""
     cells, rows = unit.blocks["cells"], unit.blocks["rows"]
     mine = np.isin(cells.column("key").to_numpy(), stored)
     owner = rows.column(0).to_numpy()
@@ -167,7 +167,7 @@ def _select_cells(unit: PUnit, stored: Integers, numbers: Integers) -> dict[str,
 
 
 def _merge_cells(parts: Sequence[_Part]) -> pa.RecordBatch:
-    """Return the cells of all parts, with their places in the merged queue."""
+    """Return the key rows of all parts, with their places in the merged queue."""
     cells = pa.concat_batches([part.cells for part in parts])
     if len(parts) == 1:
         return cells
@@ -179,7 +179,7 @@ def _merge_cells(parts: Sequence[_Part]) -> pa.RecordBatch:
     ranks = cells.column("rank").to_numpy().copy()
     ranks[np.concatenate(waits)] = merge_ranks(lines)
     cells = _set(cells, "rank", ranks)
-    # Groups under processing keep their order; groups of several old buckets alternate.
+    # Groups under processing keep their order within their old bucket; groups of different buckets alternate.
     places = []
     for part in parts:
         ready = part.cells.column("ready_rank").to_numpy().copy()
@@ -206,7 +206,7 @@ def _concat(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _shift(rows: pa.RecordBatch, by: int) -> pa.RecordBatch:
-    """Return tuples with the numbers of their cells shifted."""
+    """Return tuples with the numbers of their key rows shifted."""
     return rows.set_column(0, rows.schema.field(0), pa.array(rows.column(0).to_numpy() + by))
 
 

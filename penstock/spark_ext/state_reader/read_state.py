@@ -147,7 +147,7 @@ def read_state(
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, PenstockError):
             raise
-        # The specification of each kind of operator is nested, and many functions take it apart.
+        # A damaged specification may fail in any of the functions that read its nested values.
         file = place.files.path_of(SPECIFICATION_FILE)
         raise CorruptDataError("the file describes no operator", file=file) from error
     if isinstance(view, TableView) and view.is_copied:
@@ -205,7 +205,7 @@ class _Reader:
         return cast_to_schema(pa.RecordBatch.from_arrays([*placed, *columns], names), self.schema)
 
     def _load(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, State]:
-        """Return the state at the given pointer, or at a chosen one; choose again if its files are gone."""
+        """Return the state at the given pointer, or at a chosen pointer whose files exist."""
         for attempt in range(1, _TRIES + 1):
             pointer = given or likely_pointer(files)
             state = self.view.new_state()

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 Held = dict[int, dict[int, Pointer]]
-"""The pointers by label, by the number of each of Spark's operators that holds pointers."""
+"""For each of Spark's operators that holds pointers, by its number: the pointers by label."""
 
 SPARK_OPERATOR = "applyInPandasWithState"
 """Spark's name for Penstock's operators."""
@@ -231,9 +231,9 @@ def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer |
             if names is not None:
                 raise
             content, whole = files.read(f"{number}.snapshot"), True
-        # Within a version the last entry is valid; among versions, the newest.
+        # Within a version, the last entry of a label is valid. Entries of newer versions replace older ones.
         pointers = dict(_pairs(_decompress(content))) | pointers
-        # Nearly always each bucket has a new pointer in each version.
+        # Usually each bucket has a new pointer in each version, so the newest file has all labels.
         if whole or (labels and labels <= pointers.keys()):
             break
         if names is None:

@@ -56,7 +56,7 @@ _RELEASES = Releases()
 
 _CHECKED: set[tuple[str, str]] = set()
 _SERVED: dict[str, str] = {}
-"""By a bucket's location: the run of the query for which this process last served the bucket."""
+"""For each bucket, by its location: the run of the query for which this process last served the bucket."""
 
 
 @functools.cache
@@ -156,7 +156,7 @@ class Operator(Protocol[S]):
     def run(
         self, state: S, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Apply arrivals to the state; return the rows to emit, and metrics without those of the state."""
+        """Apply arrivals to the state; return the rows to emit, and metrics without the state's metrics."""
 
 
 @runtime_checkable
@@ -191,8 +191,8 @@ class BucketTask(Generic[S]):
     sweep_batches : int
         The number of micro-batches between two syncs and sweeps of a bucket's directory.
     origin : mapping
-        Facts about this start of the query, as JSON values. Only those of the first start are stored, with
-        the operator's description.
+        Facts about this start of the query, as JSON values. Only the facts of the first start are stored,
+        with the operator's description.
     """
 
     name: str
@@ -309,7 +309,7 @@ class BucketTask(Generic[S]):
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Run an operator that follows the clock, with the recorded times of an earlier attempt, if any."""
         record = ClockRecord(store.files, held.handle)
-        parcels = list(parcels)  # for a second run
+        parcels = list(parcels)  # the operator may run a second time
         recorded = record.read()
         heard = RecordedClock(clock, recorded or [])
         batches, metrics = self.operator.run(held.state, parcels, task_share, heard)
@@ -375,7 +375,7 @@ class BucketTask(Generic[S]):
                     f"the checkpoint was made with another {fact}",
                     operator=self.name,
                     was=json.dumps(theirs.get(name)),
-                    # The setting may be the user's `compatible_with`.
+                    # The value may be the user's `compatible_with`, so show the digest of the program.
                     now=json.dumps(getattr(self.operator, "digest", value) if name == "program" else value),
                     file=path,
                     hint=hint,

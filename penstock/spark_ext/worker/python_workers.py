@@ -53,7 +53,7 @@ def prepare_workers(spark: SparkSession) -> None:
     check_functions(spark)
     context: Any = spark if is_connect(spark) else spark.sparkContext
     if not is_connect(spark):
-        # For this process and for the workers of functions that are made from now on.
+        # The settings hold for this process, and for the workers of functions that are made later.
         keep_s3a(context.getConf().getAll(), os.environ, context.environment)
     if context in _prepared:
         return

@@ -117,7 +117,7 @@ class QueueOperator:
         self, state: KeyedQueue, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Enqueue and serve; see `Operator.run`."""
-        # A tuple also waits while other buckets are served.
+        # The cost includes the wait while the other buckets of the task are served.
         cost_us = self.options.cost_us
         state.given_cost_us = None if cost_us is None else cost_us * task_share.buckets_per_task
         state.weights = self.weights
@@ -188,9 +188,8 @@ class QueueOperator:
     ) -> tuple[Arrivals | None, int, int | None, list[pa.RecordBatch]]:
         """Return the arrivals, conflated if memory requires it, the dropped rows, and the newest time.
 
-        The dropped rows are those that were dropped before the shuffle, in their final form.
-
-        Parcels may come in any order, because rows carry their positions.
+        The dropped rows were dropped before the shuffle, and have their final form. Parcels may come in any
+        order, because rows carry their positions.
         """
         dropped = size_bytes = 0
         newest: int | None = None

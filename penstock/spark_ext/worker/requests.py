@@ -58,7 +58,7 @@ REQUEST_SIDE = "requests"
 _POSITION = f"{RESERVED_PREFIX}position"
 _PART_BITS = 40
 _KEPT = "kept"
-"""A reader name without a reader: it subscribes so that the newest answers are kept."""
+"""The name of a subscription without a reader, which keeps the newest answers."""
 
 
 @dataclass(frozen=True)

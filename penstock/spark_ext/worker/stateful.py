@@ -191,11 +191,11 @@ class Stateful:
         if self.declared:
             results = results.to(schema)
         if coordinator is not None:
-            # Spark's shuffle takes rows of a projection that computes, but not the batches of the operator.
+            # The shuffle needs rows; a projection that computes a column makes them of Arrow batches.
             targeted = results.selectExpr("payload", "metrics", f"coalesce(target, {COORDINATOR}) AS target")
-            # One task passes on descriptors sooner than several; rows are too many for one.
+            # Descriptors are few, so one task is fastest. Rows may be too many for one task.
             targeted = targeted.repartition(1) if into else targeted.repartition(self.parallel, "target")
-            # Workers that only coordinate keep the copies of tables.
+            # Separate workers, which only coordinate, keep the copies of tables.
             copies = coordinator.forwarding.copies_buckets
             with own_workers_of(parcels.sparkSession, enabled=copies, kind="coordinator"):
                 results = targeted.mapInArrow(replace(coordinator, into=into), _RESULT_SCHEMA)

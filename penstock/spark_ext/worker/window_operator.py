@@ -110,7 +110,7 @@ class WindowOperator:
     late : LateStream, optional
         Writes the dropped rows into a p-stream.
     steps : int
-        How many units of the time column one unit of pane numbers is.
+        The length of one unit of pane numbers, in units of the time column.
     ttl : int, optional
         See `UpdateWindows`.
     """

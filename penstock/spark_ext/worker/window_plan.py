@@ -268,7 +268,7 @@ class WindowPlan(ABC):
 
     @property
     def steps(self) -> int:
-        """How many units of the time column one unit of pane numbers is; 1 if pane numbers are times."""
+        """The length of one unit of pane numbers in units of the time column; 1 if pane numbers are times."""
         return 1
 
     @property

@@ -118,7 +118,7 @@ def test_an_error_of_a_call_into_the_jvm_is_told_without_its_stack() -> None:
     error = failure_of(Exception(refused), "the query cannot start", query="q")
     assert str(error) == (
         "the query cannot start: a directory cannot be made: directory=/proc/x query=q. "
-        "Hint: choose one that this user may write."
+        "Hint: choose a directory that this user may write."
     )
 
 
