@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.speculating.rules import Step
-from penstock.speculating.scheduler import Speculated, Stall, Transaction
+from penstock.speculating.scheduler import SpeculativeRun, Stall, Transaction
 from penstock.speculating.tracking import TrackingTable
 
 __all__ = ["Job", "Partition"]
@@ -15,7 +15,37 @@ __all__ = ["Job", "Partition"]
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A transaction that a client waits for."""
+    """A transaction that a client waits for.
+
+    Attributes
+    ----------
+    transaction : Transaction
+        The transaction.
+    client : int
+        The number of the client; below 0 for an additional client (see `Cluster.run`).
+    submitted_us, started_us : float
+        The times at which the client submitted the transaction, and at which its control code began.
+    stalls : dict
+        The stall of each partition that the transaction holds.
+    at : int
+        The number of steps that the transaction has executed.
+    granted : int
+        The number of partitions that the base knows to be held.
+    table : TrackingTable or None
+        The prefetched queries.
+    waits_for : set
+        The prefetched queries whose results the transaction needs now.
+    first_query_us : float
+        The time from the start to the first remote query; below 0 until its result is there.
+    restarts : int
+        How often the transaction has started again.
+    fails : bool
+        Whether the transaction aborts or starts again.
+    beside : dict
+        For each partition, the jobs that ran there while it waited for the transaction.
+    granted_us : dict
+        The time at which the transaction began to hold each partition.
+    """
 
     transaction: Transaction
     client: int
@@ -29,13 +59,29 @@ class Job:
     first_query_us: float = -1.0
     restarts: int = 0
     fails: bool = False
-    beside: dict[int, list[tuple[Speculated, Job]]] = field(default_factory=dict)
+    beside: dict[int, list[tuple[SpeculativeRun, Job]]] = field(default_factory=dict)
     granted_us: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
 class Partition:
-    """A partition of a simulated cluster."""
+    """A partition of a simulated cluster.
+
+    Attributes
+    ----------
+    number : int
+        The partition's number.
+    queue : deque of Job
+        The jobs that wait for the partition.
+    holder : Job or None
+        The distributed transaction that holds the partition.
+    is_running : bool
+        Whether the partition's thread is busy.
+    waiting : list of tuple
+        The actions that wait for the thread, each with its duration in microseconds.
+    idle_since_us : float
+        The time from which the next stall counts.
+    """
 
     number: int
     queue: deque[Job] = field(default_factory=deque)

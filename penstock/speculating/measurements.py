@@ -1,4 +1,4 @@
-"""The times that a simulation of partitions assumes, and the times that it measures."""
+"""The times that a simulation of partitions assumes, and its measurements."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ __all__ = ["Costs", "Measurements"]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Times in microseconds. By default, Fig. 6.1's single-partition transactions take 0.16 to 0.46 ms.
+    """Assumed times in microseconds.
+
+    With the defaults, the single-partition transactions of H-Store's Fig. 6.1 take 0.16 to 0.46 ms.
 
     Attributes
     ----------
     begin_us, query_us : float
-        The time of a transaction apart from its queries, and of a query.
+        The time of a transaction without its queries, and the time of a query.
     remote_us, local_us : float
-        The time of a message to another node, and to another partition of the node.
+        The time of a message to another node, and the time of a message to another partition of the node.
     prepare_us : float
         The time that a partition takes to prepare to commit.
     examine_us : dict
-        The time that the scheduler takes to examine a candidate, by the scheduler's mode.
+        For each mode of the scheduler, the time to examine a candidate.
     track_us, validate_us : float
-        With ``occ``, the time to note a query, and to compare one speculative transaction.
+        With ``occ``, the time to record a query, and the time to compare one speculative transaction.
     """
 
     begin_us: float = 150.0
@@ -37,34 +39,35 @@ class Costs:
 
 @dataclass(slots=True)
 class Measurements:
-    """What happened, in virtual microseconds.
+    """The measurements of a simulation. Times are virtual microseconds.
 
     Attributes
     ----------
     us, counted : float, int
-        The time at which the clients had submitted everything, and the number of transactions that had ended
-        by then.
+        The time at which the clients had submitted all transactions, and the number of transactions that had
+        ended by then.
     committed, speculated, restarted, rolled_back, prefetched : int
-        Counts: transactions that ended; speculative transactions among them; distributed transactions that
-        started again; speculative transactions that were undone; queries that ran before they were
-        requested.
+        Five counts: transactions that ended; speculative transactions among the transactions that ended;
+        distributed transactions that started again; speculative transactions that were undone; queries that
+        ran before they were requested.
     single_us, distributed_us : list
-        The latency of each transaction.
+        The latencies of single-partition and of distributed transactions.
     run_us : list
-        The time from the granting of each distributed transaction's locks until it ended.
+        For each distributed transaction, the time from holding all partitions to its end.
     stalls_us : dict
-        The time spent at each kind of stall point, at base and remote partitions; ``locks`` is the time of
-        base partitions until all locks are granted.
+        The idle time at each kind of stall point, with the keys ``(point, is_base)``. The point ``locks`` is
+        the time until the base knows that all partitions are held.
     held_us : dict
-        The time for which distributed transactions held base and remote partitions.
+        The time for which distributed transactions held partitions, with the key ``is_base``.
     first_us : list
-        The time at which each distributed transaction executed its first remote query, and the time at which
-        it had the result.
+        For each distributed transaction, the times from its start to its first remote query, and to the
+        result of this query.
     yields : list
-        For each choice, the number of candidates, and the number that did not conflict.
+        For each choice of a speculative transaction, the number of candidates, and the number of candidates
+        that did not conflict.
     compared : list
-        The same numbers as in `yields`, for choices that have to compare accesses: choices at SP1 and SP2
-        after the distributed transaction has executed a query there.
+        The numbers of `yields` for choices that have to compare accesses: choices at SP1 and SP2 after the
+        distributed transaction has executed a query in the partition.
     """
 
     us: float = 0.0

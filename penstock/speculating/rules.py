@@ -1,8 +1,8 @@
-"""Rules that determine which statements conflict: by table, or by row (H-Store §6.5).
+"""Rules that determine whether statements conflict: by table, or by row (H-Store §6.5).
 
 Two statements conflict if running them in the other order may change a result. The rules may report a false
-conflict, but never miss one. Each rule is symmetric. The rules are computed once from the statements of all
-procedures; afterwards, a check for conflicts only compares numbers.
+conflict, but they never miss a conflict. Each rule is symmetric. The rules are computed once from the
+statements of all procedures; afterwards, a check for conflicts only compares numbers.
 
 Departures from H-Store §6.5.2: two changes of one row conflict, whatever columns they write, because an undo
 restores the whole row. Also, an update conflicts with a range only if the range reads a column that the
@@ -33,9 +33,9 @@ class Step(NamedTuple):
     statement : int
         The number of the statement in `ConflictRules.statements`.
     key : int
-        A number of the row; equal rows have equal numbers. `UNKNOWN_KEY` if the row is not known.
+        The number of the row; `UNKNOWN_KEY` if the row is not known. Equal rows have equal numbers.
     partition : int
-        The partition that it accesses; -1 if every partition can answer the statement.
+        The partition that the statement accesses; -1 if every partition can answer the statement.
     """
 
     statement: int
@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 def conflict_by_table(one: Statement, other: Statement) -> bool:
-    """Return whether two statements conflict, by their tables and columns (§6.5.1)."""
+    """Return whether two statements conflict, judged by their tables and columns (§6.5.1)."""
     if one.table != other.table or not (one.changes or other.changes):
         return False
     if one.changes and other.changes:
@@ -89,7 +89,7 @@ class ConflictRules:
         return self.statements[step.statement].changes
 
     def summarize(self, steps: Sequence[Step], level: Level) -> Mapping[int, frozenset[int] | None]:
-        """Return the statements of steps, each with the rows that it accesses; None means any row."""
+        """Return, for each statement of some steps, the rows that it accesses; None means any row."""
         found: dict[int, set[int] | None] = {}
         for statement, key, _ in steps:
             keys = found.setdefault(statement, set())

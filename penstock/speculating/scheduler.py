@@ -1,13 +1,14 @@
 """Choose the transactions that a partition runs while a distributed transaction stalls (H-Store §6.3, §6.4).
 
-A distributed transaction holds all its partitions. Each of them waits at three kinds of stall points:
+A distributed transaction holds all its partitions. The partitions wait at three kinds of stall points:
 
-- SP1: the base partition, for the results of queries at remote partitions;
-- SP2: a remote partition, for the next query;
-- SP3: all partitions, for the messages of the two-phase commit.
+- SP1: the base partition waits for the results of queries at remote partitions;
+- SP2: a remote partition waits for the next query;
+- SP3: all partitions wait for the messages of the two-phase commit.
 
-The scheduler compares the estimated paths of transactions, and afterwards checks the paths that they took. It
-uses no clock and no network; the process or the simulation that runs the transactions provides them.
+The scheduler compares the estimated paths of transactions before they run, and checks their actual paths
+afterwards. The scheduler uses no clock and no network; the process or the simulation that runs the
+transactions has them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import Literal
 
 from penstock.speculating.rules import UNKNOWN_KEY, ConflictRules, Level, Step
 
-__all__ = ["Mode", "Scheduler", "Speculated", "Stall", "StallPoint", "Transaction", "steps_at"]
+__all__ = ["Mode", "Scheduler", "SpeculativeRun", "Stall", "StallPoint", "Transaction", "steps_at"]
 
 Mode = Literal["none", "tables", "rows", "occ"]
 Summary = dict[int, frozenset[int] | None]
 
 
 class StallPoint(Enum):
-    """Why a partition waits."""
+    """The reason why a partition waits."""
 
     QUERY_RESPONSE = "SP1"
     QUERY_REQUEST = "SP2"
@@ -40,17 +41,15 @@ class Transaction:
     Attributes
     ----------
     kind : str
-        The procedure.
+        The procedure's name.
     base : int
-        The partition where the control code runs.
+        The partition in which the control code runs.
     path, estimate : sequence of Step
-        The steps that the transaction executes, and the steps that it was estimated to execute.
+        The steps that the transaction executes, and the steps that the estimate expects.
     partitions : frozenset of int
         The partitions that the transaction needs.
     aborts : bool
         Whether the control code rejects the transaction at the end.
-    is_hot : bool
-        Whether the transaction accesses the hot spot.
     """
 
     kind: str
@@ -59,12 +58,11 @@ class Transaction:
     estimate: Sequence[Step]
     partitions: frozenset[int]
     aborts: bool = False
-    is_hot: bool = False
     summaries: dict[tuple[bool, str], Summary] = field(default_factory=dict, repr=False)
 
     @property
     def deviates(self) -> bool:
-        """Whether the transaction executes a step that was not estimated. An unknown key matches any key."""
+        """Whether the path differs from the estimate. An unknown key in the estimate matches any key."""
         return len(self.path) != len(self.estimate) or not all(
             step == guess or (step == guess._replace(key=step.key) and guess.key == UNKNOWN_KEY)
             for step, guess in zip(self.path, self.estimate, strict=True)
@@ -72,25 +70,25 @@ class Transaction:
 
 
 def steps_at(steps: Iterable[Step], partition: int, base: int) -> list[Step]:
-    """Return a transaction's steps at a partition; steps for any partition run at its base."""
+    """Return a transaction's steps at a partition; steps that any partition can answer run at the base."""
     return [one for one in steps if (base if one.partition < 0 else one.partition) == partition]
 
 
 @dataclass(eq=False, slots=True)
-class Speculated:
-    """A transaction that ran at a partition while a distributed transaction held it.
+class SpeculativeRun:
+    """The run of a transaction in a partition that a distributed transaction held.
 
     Attributes
     ----------
     transaction : Transaction
-        The transaction.
+        The transaction that ran.
     point : StallPoint
-        The stall point.
+        The stall point at which it ran.
     is_before : bool
-        Whether the distributed transaction had executed nothing at this partition yet, so that this
-        transaction precedes it.
+        Whether the transaction precedes the distributed transaction, which had executed nothing in the
+        partition yet.
     executed : int
-        The number of steps that the distributed transaction had executed at all partitions.
+        The number of steps that the distributed transaction had executed by then, in all partitions.
     """
 
     transaction: Transaction
@@ -110,13 +108,13 @@ class Stall:
     partition : int
         The partition.
     executed : int
-        The number of steps that the transaction has executed so far, at all partitions.
+        The number of steps that the distributed transaction has executed so far, in all partitions.
     point : StallPoint
         The stall point.
     has_executed : bool
-        Whether queries ran here before the transaction requested them.
-    speculated : list of Speculated
-        The transactions that ran here meanwhile, in this order.
+        Whether the partition has run queries before the distributed transaction requested them.
+    speculated : list of SpeculativeRun
+        The transactions that ran in the partition meanwhile, in this order.
     """
 
     transaction: Transaction
@@ -124,10 +122,10 @@ class Stall:
     executed: int = 0
     point: StallPoint = StallPoint.QUERY_REQUEST
     has_executed: bool = False
-    speculated: list[Speculated] = field(default_factory=list)
+    speculated: list[SpeculativeRun] = field(default_factory=list)
 
     def is_before(self) -> bool:
-        """Return whether the transaction has executed nothing at this partition yet."""
+        """Return whether the distributed transaction has executed nothing in the partition yet."""
         done = self.transaction.path[: self.executed]
         return not self.has_executed and not steps_at(done, self.partition, self.transaction.base)
 
@@ -138,18 +136,18 @@ class Scheduler:
     Parameters
     ----------
     rules : ConflictRules
-        The rules.
+        The rules for conflicts.
     mode : str
-        How it finds conflicts: ``tables`` or ``rows`` before transactions run, ``occ`` when the distributed
-        transaction prepares; ``none`` runs nothing.
+        How the scheduler finds conflicts: by ``tables`` or by ``rows`` before transactions run, or with
+        ``occ`` when the distributed transaction prepares. With ``none``, no transaction runs speculatively.
     keeps_order : bool
-        Whether results are as if a distributed transaction preceded all transactions that run at its stalls.
-        By default they are as in some serial order.
+        If true, results are as if a distributed transaction preceded all transactions that run at its stalls.
+        Otherwise results are as in some serial order.
 
     Attributes
     ----------
-    examined, eligible : int
-        The number of queued transactions that were examined, and the number that did not conflict.
+    examined : int
+        The number of queued transactions that `choose` has examined.
     """
 
     def __init__(self, rules: ConflictRules, mode: Mode, *, keeps_order: bool = False) -> None:
@@ -166,23 +164,26 @@ class Scheduler:
         return found
 
     def remaining(self, stall: Stall) -> Summary | None:
-        """Return the statements that candidates must not conflict with; None if there are none.
+        """Return the statements with which candidates must not conflict; None if every candidate may run.
 
-        The remaining work is the statements that the stalled transaction is estimated to execute at the
-        partition from now on, and its changes at the partition so far. At SP3 the stalled transaction
-        executes nothing more. If the stalled transaction has executed nothing at the partition, it has seen
-        nothing, so transactions that run now precede it, unless the order of requests is kept.
+        These are the statements that the stalled transaction is estimated to execute in the partition from
+        now on, and its changes in the partition so far. At SP3 the stalled transaction executes nothing
+        more. A transaction that has executed nothing in the partition has seen nothing, so candidates that
+        run now precede it, unless `keeps_order` is true.
         """
         if self.mode == "occ" or stall.point is StallPoint.COMMIT or self._precedes(stall.is_before()):
             return None
         return dict(self.rules.summarize(self._unsafe(stall, stall.executed, estimated=True), self._level))
 
     def _precedes(self, is_before: bool) -> bool:
-        """Return whether transactions precede a stalled one that has executed nothing at their partition."""
+        """Return whether candidates precede the stalled transaction, given `Stall.is_before`."""
         return is_before and not self._keeps_order
 
     def _unsafe(self, stall: Stall, executed: int, *, estimated: bool) -> list[Step]:
-        """Return a transaction's changes at a partition before a step, and all of its later steps there."""
+        """Return the stalled transaction's first changes and all its later steps in the partition.
+
+        The first changes are the changes among its first `executed` steps.
+        """
         one = stall.transaction
         done = steps_at(one.path[:executed], stall.partition, one.base)
         later = (one.estimate if estimated else one.path)[executed:]
@@ -201,9 +202,9 @@ class Scheduler:
         queue : sequence of Transaction
             Single-partition transactions that wait for the partition.
         run_us : sequence of float
-            How long each transaction will run.
+            The estimated run time of each transaction.
         stall_us : float
-            How long the stall will last.
+            The estimated duration of the stall.
         """
         if self.mode == "none":
             return None
@@ -217,25 +218,25 @@ class Scheduler:
         return None
 
     def count_eligible(self, stall: Stall, queue: Sequence[Transaction]) -> int:
-        """Return how many queued transactions do not conflict (Fig. 6.9b)."""
+        """Return the number of queued transactions that do not conflict (Fig. 6.9b)."""
         remaining = self.remaining(stall)
         if remaining is None:
             return len(queue)
         return sum(not self.rules.conflict(self._summary(one, estimated=True), remaining) for one in queue)
 
-    def note(self, stall: Stall, transaction: Transaction) -> Speculated:
-        """Note that a transaction has run at a stall."""
-        done = Speculated(transaction, stall.point, stall.is_before(), stall.executed)
+    def note(self, stall: Stall, transaction: Transaction) -> SpeculativeRun:
+        """Record that a transaction runs during a stall."""
+        done = SpeculativeRun(transaction, stall.point, stall.is_before(), stall.executed)
         stall.speculated.append(done)
         return done
 
     def must_restart(self, stall: Stall) -> bool:
         """Return whether a distributed transaction that is about to commit must start again (§6.3.2, §6.6.3).
 
-        The transaction must start again if it conflicts with a transaction that ran meanwhile, and at least
-        one of the two left its estimated path. With ``occ``, it must start again if their accesses conflict.
-        Transactions that ran here before the distributed transaction executed anything, or after it had
-        executed everything, are not checked.
+        The distributed transaction must start again if it conflicts with a transaction that ran meanwhile,
+        and at least one of the two transactions left its estimated path. With ``occ``, every conflict of
+        their accesses counts. Transactions that ran before the distributed transaction executed anything in
+        the partition, or after it had executed all its steps, are not checked.
         """
         one = stall.transaction
         optimistic = self.mode == "occ"
@@ -253,16 +254,16 @@ class Scheduler:
                 return True
         return False
 
-    def find_undone(self, stall: Stall) -> list[Speculated]:
+    def find_undone(self, stall: Stall) -> list[SpeculativeRun]:
         """Return the transactions to undo when a distributed transaction aborts or starts again.
 
-        A transaction is kept if it ran before the distributed transaction executed anything here. It is also
-        kept if it conflicts neither with the distributed transaction nor with an earlier transaction that is
-        undone.
+        A transaction is kept if it ran before the distributed transaction executed anything in the partition.
+        A transaction is also kept if it conflicts neither with the distributed transaction nor with an
+        earlier transaction that is undone.
         """
         one = stall.transaction
         unsafe = [self.rules.summarize(steps_at(one.path, stall.partition, one.base), "rows")]
-        undone = list[Speculated]()
+        undone = list[SpeculativeRun]()
         for done in stall.speculated:
             its = self.rules.summarize(done.transaction.path, "rows")
             if not self._precedes(done.is_before) and any(

@@ -1,13 +1,13 @@
-"""Partitions of several nodes in virtual time, which run what the scheduler chooses (H-Store §6.6).
+"""Simulate the partitions of several nodes, with the library's scheduler and a virtual clock (H-Store §6.6).
 
 The scheduler, its rules and the tracking table are the library's own; clocks, networks and the times of
 queries are simulated. Clients submit transactions in a closed loop. Each partition has one thread. A
 distributed transaction enters the queues of all its partitions at once, so that no two transactions wait for
 each other.
 
-With speculation, additional clients submit single-partition transactions, so there are always candidates. The
-other transactions are the same in all modes (§6.6.1). Candidates are the single-partition transactions in
-the queue of a stalled partition.
+Candidates for speculation are the single-partition transactions in the queue of a stalled partition. With
+speculation, additional clients submit single-partition transactions, so there are always candidates. All
+other transactions are the same in all modes (§6.6.1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Cluster"]
 
 _MOST_EXAMINED = 10
 _MOST_RESTARTS = 3
-"""Nothing runs concurrently with a transaction that has started again this many times, so that it ends."""
+"""After this many restarts, no other transaction runs at the stalls of a transaction, so that it ends."""
 
 
 class Cluster:
@@ -36,17 +36,17 @@ class Cluster:
     Parameters
     ----------
     rules : ConflictRules
-        The rules.
+        The rules for conflicts.
     mode : str
         See `Scheduler`.
     partitions, partitions_per_node : int
-        The number of partitions, and the number per node.
+        The number of all partitions, and the number of partitions per node.
     costs : Costs
-        The times.
+        The assumed times.
     prefetches : bool
         Whether queries of distributed transactions run before they are requested.
     count_candidates : bool
-        Whether all candidates of each choice are examined, to count the candidates that do not conflict.
+        Whether to examine all candidates of each choice, in order to count those without a conflict.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Cluster:
         extra : sequence of Transaction
             Single-partition transactions that additional clients submit again and again.
         clients, more : int
-            The number of clients, and of additional clients of each partition.
+            The number of clients, and the number of additional clients for each partition.
         """
         self._work = deque(work)
         for one in extra:
@@ -120,7 +120,7 @@ class Cluster:
             self._enter(Job(mine[-1], client, self._now))
         elif self._work:
             self._enter(Job(self._work.popleft(), client, self._now))
-        else:  # what runs from now on has fewer clients
+        else:  # later transactions are not counted, because fewer clients run
             self._is_over = True
             self.measured.us, self.measured.counted = self._now, self.measured.committed
 
@@ -159,7 +159,7 @@ class Cluster:
             self._grant(partition, job)
 
     def _occupy(self, partition: Partition, spent_us: float, action: Callable[[], None]) -> None:
-        """Use the thread of a partition, now or when it is free."""
+        """Keep the partition's thread busy for a time, then run an action. Wait if the thread is busy."""
         if partition.is_running:
             partition.waiting.append((spent_us, action))
             return
@@ -282,7 +282,10 @@ class Cluster:
             stall.executed = end
 
     def _has_result(self, job: Job, step: Step) -> bool:
-        """Return whether a prefetched result has arrived. A change is sent with prepare and has no result."""
+        """Return whether the transaction need not wait for a step's result.
+
+        A prefetched result may have arrived. A change has no result, because it is sent with prepare.
+        """
         if job.table is None:
             return False
         place = job.table.invoke(step)
@@ -386,7 +389,7 @@ class Cluster:
     # Speculation
 
     def _speculate(self, partition: Partition) -> None:
-        """Let a waiting partition run a transaction that the scheduler chooses."""
+        """Run a transaction that the scheduler chooses, if the partition waits at a stall point."""
         job = partition.holder
         if job is None or partition.is_running or partition.waiting or self.scheduler.mode == "none":
             return
@@ -417,13 +420,13 @@ class Cluster:
         job.beside.setdefault(partition.number, []).append((done, chosen))
 
         def ran() -> None:
-            if done.is_before:  # it precedes the stalled transaction, whatever that does
+            if done.is_before:  # it precedes the stalled transaction, so it stays even if that one aborts
                 self._answer(chosen, speculated=True)
 
         self._occupy(partition, examined + self._run_us(chosen.transaction), ran)
 
     def _stall_us(self, job: Job, stall: Stall) -> float:
-        """Return how long a stall will last, by the estimated path of its transaction."""
+        """Return the duration of a stall that follows from the estimated path of its transaction."""
         one, costs = job.transaction, self._costs
         far = max(self._message_us(one.base, place) for place in one.partitions)
         if stall.point is StallPoint.COMMIT or stall.partition == one.base:

@@ -1,4 +1,4 @@
-"""The statements of procedures: the tables, columns and rows that each of them accesses (H-Store §6.5).
+"""The statements of procedures, with the tables, columns and rows that they access (H-Store §6.5).
 
 If a procedure branches by an attribute of the event, each branch has its own statements.
 """
@@ -18,19 +18,19 @@ __all__ = ["ColumnsUsed", "Statement", "columns_used", "specialize"]
 
 
 class Statement(NamedTuple):
-    """An access to a table, as conflict rules see it.
+    """An access to a table, in the form that conflict rules need.
 
     Attributes
     ----------
     verb : str
         ``read``, ``select``, ``write``, ``insert`` or ``delete``.
     table : str
-        The table.
+        The table's name.
     reads, writes : frozenset of str
         The columns that the statement reads, and the columns that it changes. An insert or a delete changes
         all columns.
     has_key : bool
-        Whether the statement accesses one row by its whole key. A ``select`` accesses a range.
+        Whether the statement accesses one row by its whole key. A ``select`` accesses a range of rows.
     """
 
     verb: str
@@ -46,7 +46,7 @@ class Statement(NamedTuple):
 
     @staticmethod
     def of(verb: str, spec: TableSpec, used: ColumnsUsed, *, has_key: bool) -> Statement:
-        """Return the statement of a procedure that uses these columns of the table."""
+        """Return the statement of a procedure that uses the columns in `used` of the table."""
         every = frozenset(spec.schema.names)
         key = frozenset(spec.key)
         if verb in ("insert", "delete"):
@@ -65,9 +65,9 @@ class ColumnsUsed:
 
 
 def specialize(text: ProcedureText, attribute: str, value: Any) -> ProcedureText:
-    """Return the part of a procedure that runs if an attribute of its event has a value.
+    """Return a procedure without the branches that cannot run if an attribute of its event has `value`.
 
-    Only conditions ``e.attribute == constant`` are decided; all other branches stay.
+    Only branches with conditions ``e.attribute == constant`` are removed.
     """
     body = _decide(text, text.tree.body, attribute, value)
     tree = copy.copy(text.tree)
@@ -111,8 +111,8 @@ def _holds(text: ProcedureText, test: ast.expr, attribute: str, value: Any) -> b
 def columns_used(texts: Iterable[ProcedureText], tables: Mapping[str, TableSpec]) -> dict[str, ColumnsUsed]:
     """Return the columns of each table that procedures and their callees read and write.
 
-    If the text does not show which table a column belongs to, it is added to all tables that have a column of
-    this name.
+    If a text does not show to which table a column belongs, the column is added to all tables that have a
+    column of this name.
     """
     used = {name: ColumnsUsed() for name in tables}
     for one in {id(one): one for text in texts for one in all_texts(text)}.values():
@@ -121,7 +121,7 @@ def columns_used(texts: Iterable[ProcedureText], tables: Mapping[str, TableSpec]
 
 
 class _Reader:
-    """Reads one text."""
+    """Finds the columns that the text of one procedure uses."""
 
     def __init__(
         self, text: ProcedureText, tables: Mapping[str, TableSpec], used: Mapping[str, ColumnsUsed]
@@ -130,7 +130,7 @@ class _Reader:
         self._rows = self._find_rows()
 
     def _find_rows(self) -> dict[str, set[str]]:
-        """Return for each variable the tables whose rows it may be."""
+        """Return, for each variable, the tables whose rows the variable may hold."""
         values: dict[str, list[ast.AST]] = {}
         for node in ast.walk(self._text.tree):
             if isinstance(node, ast.Assign):
@@ -163,7 +163,7 @@ class _Reader:
         return name in self._text.tables and name in self._tables
 
     def read(self) -> None:
-        """Note all columns."""
+        """Add all columns that the text uses."""
         for node in ast.walk(self._text.tree):
             if isinstance(node, ast.Attribute):
                 self._attribute(node, reads=isinstance(node.ctx, ast.Load))

@@ -1,4 +1,4 @@
-"""Queries of a distributed transaction that run before the transaction requests them (H-Store §6.4)."""
+"""Prefetch queries of a distributed transaction, before the transaction requests them (H-Store §6.4)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["TrackingTable", "find_prefetchable"]
 def find_prefetchable(rules: ConflictRules, estimate: Sequence[Step], base: int) -> list[int]:
     """Return the positions of queries in an estimated path that can run before the transaction (§6.4.1).
 
-    A query can run early if it only reads a row at a remote partition, the event determines the row's key,
-    and the query conflicts with no earlier query that cannot run before the transaction.
+    Such a query only reads a row at a remote partition, the event determines the row's key, and the query
+    conflicts with no earlier query that cannot run before the transaction.
 
-    Departure from H-Store: queries that write are not prefetched, because a procedure computes the values
-    that it writes; no transaction waits for them.
+    Departure from H-Store: queries that write are not prefetched, because the procedure must first compute
+    the values. No transaction waits for a write.
     """
     found, late = [], list[Step]()
     for place, step in enumerate(estimate):
@@ -32,14 +32,19 @@ def find_prefetchable(rules: ConflictRules, estimate: Sequence[Step], base: int)
 
 @dataclass
 class TrackingTable:
-    """Matches the queries that a transaction invokes with queries that ran before it (§6.4.2).
+    """Matches the queries that a transaction invokes with prefetched queries (§6.4.2).
 
     Parameters
     ----------
     rules : ConflictRules
-        The rules.
+        The rules for conflicts.
     steps : iterable of Step
-        The queries that run before the transaction, in the order of its estimated path.
+        The prefetched queries, in the order of the estimated path.
+
+    Attributes
+    ----------
+    out_of_order : bool
+        Whether the transaction has used a prefetched result that one of its own changes made obsolete.
     """
 
     rules: ConflictRules
@@ -50,23 +55,23 @@ class TrackingTable:
     out_of_order: bool = False
 
     def __post_init__(self) -> None:
-        """Note all entries."""
+        """Record the positions of the prefetched queries."""
         self.steps = list(self.steps)
         for place, step in enumerate(self.steps):
             self._waiting.setdefault(step, []).append(place)
 
     def arrive(self, step: Step) -> None:
-        """Note that a query's result has arrived; of several equal queries, the first without a result."""
+        """Record that a result has arrived, for the first of several equal queries that has no result."""
         places = [place for place, one in enumerate(self.steps) if one == step and place not in self._arrived]
         if places:
             self._arrived.add(places[0])
 
     def invoke(self, step: Step) -> int | None:
-        """Return the position of the entry that matches an invoked query, or None, and mark it as used.
+        """Return the position of the prefetched query that matches an invoked query; None if none matches.
 
-        A query matches an entry with the same statement, parameters and partition; equal entries are matched
-        in order. If the transaction has already changed something that the query read, the query's result is
-        out of date, and the transaction must start again (`out_of_order`).
+        Two queries match if they have the same statement, key and partition. Each prefetched query matches
+        once, and equal queries match in order. If the transaction has already changed a row that the
+        prefetched query read, the result is obsolete, and the transaction must start again (`out_of_order`).
         """
         if self.rules.changes(step):
             self._changes.append(step)
@@ -80,5 +85,5 @@ class TrackingTable:
         return places.pop(0)
 
     def has_arrived(self, place: int) -> bool:
-        """Return whether the result of an entry has arrived."""
+        """Return whether the result of the prefetched query at a position has arrived."""
         return place in self._arrived

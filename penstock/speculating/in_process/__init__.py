@@ -1,1 +1,1 @@
-"""Runs transactions early in an open database, whose partitions are threads (H-Store §6.3)."""
+"""Run transactions early in an open database, whose partitions are threads (H-Store §6.3)."""

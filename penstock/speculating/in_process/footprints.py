@@ -1,7 +1,7 @@
-"""The rows that transactions of an open database may access, from the compiled access lists.
+"""Find the rows that transactions of an open database may access, from the compiled access lists.
 
-Each row has a number, so three arrays hold the accesses of many transactions, and a kernel finds which
-transactions may run before earlier transactions.
+Each row has a number, so three arrays hold the accesses of many transactions. A kernel finds the transactions
+that may run before earlier transactions.
 """
 
 from __future__ import annotations
@@ -61,25 +61,26 @@ def choose_early(
     marks: Masks,
     chosen: Booleans,
 ) -> int:
-    """Choose wanted transactions that may run before all others; return how many wanted ones are not chosen.
+    """Choose the wanted transactions that may run before all others; return how many wanted ones conflict.
 
-    A wanted transaction is chosen if it conflicts with no marked access, and with no earlier transaction that
-    waits and is not chosen. So the chosen transactions can run first, in their order.
+    A wanted transaction is chosen if it conflicts neither with a marked access, nor with an earlier
+    transaction that waits and is not chosen. So the chosen transactions can run first, in their order.
 
     Parameters
     ----------
     starts : ndarray
-        The place of each transaction's first access, then the number of accesses.
+        The position of each transaction's first access, then the number of accesses.
     bits, slots : ndarray
-        The statement of each access, and a number of the row. Equal rows have equal numbers. If different
-        rows have equal numbers, too, fewer transactions are chosen.
+        The number of each access's statement, and its slot. Accesses to the same row have the same slot. If
+        different rows also share a slot, fewer transactions are chosen.
     same, always : ndarray
-        For each statement, the statements with which it conflicts on the same row, and on any rows.
+        For each statement, a mask of the statements with which it conflicts on the same row, and a mask of
+        the statements with which it conflicts on any rows.
     waits, wanted : ndarray
-        Which transactions wait, and which of the waiting transactions are wanted.
+        Whether each transaction waits, and whether a waiting transaction is wanted.
     marks : ndarray
-        The statements of marked accesses by slot, then the statements of all marked accesses; changed in
-        place.
+        For each slot, a mask of the statements with marked accesses; then a mask for all slots together. The
+        kernel marks the accesses of waiting transactions that are not chosen.
     chosen : ndarray
         Receives true for each chosen transaction.
     """
@@ -113,11 +114,12 @@ class Footprint:
     Attributes
     ----------
     events : ndarray
-        The transaction of each access.
+        The position of each access's transaction.
     bits : ndarray
-        The number of its statement.
+        The number of each access's statement.
     rows : ndarray
-        A number of its row, equal for equal keys of a table; 0 if the statement may access any row.
+        The number of each access's row; 0 if the statement may access any row. Equal keys of a table have
+        equal numbers.
     """
 
     events: Numbers
@@ -131,7 +133,7 @@ class Footprints:
     Parameters
     ----------
     database : Database
-        The procedures.
+        The database with the procedures.
     placements : mapping
         The placements of partitioned tables. No transaction that can run in a partition writes other tables.
     level : str
@@ -149,7 +151,7 @@ class Footprints:
         self._bits: dict[Statement, int] = {}
         self._rules: ConflictRules | None = None
         self.same, self.always = np.zeros(_BITS, np.uint64), np.zeros(_BITS, np.uint64)
-        # Requests are planned while another thread's call registers statements.
+        # One thread may plan requests while the call of another thread registers statements.
         self._lock = threading.RLock()
 
     def declares_event(self, procedure: str) -> bool:
@@ -172,9 +174,9 @@ class Footprints:
                 its_events, its_rows = everything, np.zeros(len(everything), np.int64)
             else:
                 if wanted not in found:
-                    of, columns = keys.values(wanted)
+                    owners, columns = keys.values(wanted)
                     found[wanted] = (
-                        of,
+                        owners,
                         self.number_rows(tables[wanted.table], [one and one[1] for one in columns]),
                     )
                 its_events, its_rows = found[wanted]
@@ -186,7 +188,7 @@ class Footprints:
         return Footprint(np.concatenate(events), np.concatenate(bits), np.concatenate(rows))
 
     def number_rows(self, spec: TableSpec, keys: Sequence[pa.Array[Any] | None]) -> Numbers:
-        """Return a number of each row, from the columns of its key."""
+        """Return a number for each row, computed from the columns of the rows' keys."""
         return mix_hashes([
             hash_values(column, _cast_key(one, column.type))
             for column, one in zip(spec.key_columns, keys, strict=True)
@@ -195,7 +197,7 @@ class Footprints:
 
     @property
     def shares_numbers(self) -> bool:
-        """Whether statements may soon share a number. Then the numbers in `rules` differ from `bit`."""
+        """Whether statements may soon share a number. If so, the numbers in `rules` differ from `bit`."""
         return len(self._bits) > MOST_STATEMENTS
 
     def rules(self) -> ConflictRules:
@@ -206,10 +208,9 @@ class Footprints:
             return self._rules
 
     def bit(self, statement: Statement) -> int:
-        """Return the number of a statement, and note its conflicts.
+        """Return the number of a statement, and record the statement's conflicts.
 
-        If there are more than 64 statements, some statements share a number. Such a statement conflicts with
-        all statements with which any statement of its number conflicts.
+        If there are more than 64 statements, some statements share a number, and their conflicts are joined.
         """
         with self._lock:
             if statement not in self._bits:

@@ -1,4 +1,4 @@
-"""Choose where tables are, at the coordinator or in their partitions, by the measured times of calls."""
+"""Choose by measured times whether tables are gathered at the coordinator or stay in their partitions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ __all__ = ["GatherTrials"]
 class GatherTrials:
     """Measures the debt of `GatheredTables`: the time lost since the last move, because tables did not move.
 
-    Calls over gathered tables are compared with calls over partitions, beside each other or split, whichever
-    took less time. Such calls have the same program, about the same size, and about as many transactions over
-    several partitions. Tables move as soon as they have lost the time of a move.
+    Calls over gathered tables are compared with calls over partitions that have the same program, about the
+    same size, and about as many forwarded transactions. Transactions over partitions run beside each other or
+    split; the faster way counts. Tables move as soon as the lost time exceeds the time of a move.
 
-    Tables also move to measure the other place again. Such a trial costs two moves, and the calls until the
-    tables move back. It begins if all trials, with this one, have cost less than `MAX_LOSS` of the time.
+    Tables also move to measure the other place again. Such a trial costs the time of two moves, and the time
+    that calls lose until the tables move back. A trial begins only if all trials, including this trial, cost
+    less than `MAX_LOSS` of the whole time.
 
     Attributes
     ----------
     split : Trials
-        Chooses whether transactions over partitions run beside each other, and has the times of their calls.
+        Chooses whether transactions over partitions run beside each other or split, from the times of calls.
     """
 
     def __init__(self) -> None:
@@ -32,27 +33,27 @@ class GatherTrials:
 
     @staticmethod
     def name(digest: str, several: int) -> str:
-        """Return the name of a program's calls over partitions with so many forwarded transactions."""
+        """Return a name for the calls of a program with about `several` forwarded transactions."""
         return f"{digest} {several.bit_length() // BITS_PER_SIZE}"
 
     def note_split(self, digest: str, several: int, count: int, seconds: float, *, beside: bool) -> None:
-        """Note the time of a call over partitions, whose transactions ran beside each other or split."""
+        """Record the time of a call over partitions, whose transactions ran beside each other or split."""
         self._spent_s += seconds
         self.split.note(self.name(digest, several), count, seconds, new=beside)
 
     def note_gathered(self, digest: str, count: int, seconds: float) -> None:
-        """Note the time of a call over gathered tables."""
+        """Record the time of a call over gathered tables."""
         self._spent_s += seconds
         self._gathered.note(digest, count, seconds, new=False)
 
     def debt(self, digest: str, count: int, several: int, tables: GatheredTables) -> float | None:
         """Return how a call changes the debt, in moved rows; None if too few calls were measured.
 
-        The change is infinite if the call is a trial of the other place.
+        The change is infinite if a trial of the other place begins with the call.
         """
         split_s, splits = self.split.measured(self.name(digest, several), count)
         gathered_s, gathers = self._gathered.measured(digest, count)
-        move_s = sum(tables.move_s.values()) or split_s * tables.limit  # assumed at first
+        move_s = sum(tables.move_s.values()) or split_s * tables.limit  # an assumption before the first move
         if not several or not move_s:
             return None
         lost_s = (split_s - gathered_s) * count

@@ -1,4 +1,4 @@
-"""Estimates the paths of procedures that Python runs, by the paths of earlier transactions (H-Store §6.2)."""
+"""Estimate the paths of procedures in Python from the paths of earlier transactions (H-Store §6.2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["Access", "PathModel", "statement_of"]
 
 Key = tuple[Any, ...]
 _VERBS = {"read": True, "select": False, "delete": True}
-"""The verbs of statements, and whether they name a row. Every change is a ``delete``, of all columns."""
+"""Whether a statement with this verb may access a row by its key.
+
+Every change counts as a ``delete``, which changes all columns.
+"""
 
 
 class Access(NamedTuple):
@@ -24,9 +27,9 @@ class Access(NamedTuple):
 
 
 def statement_of(verb: str, spec: TableSpec, *, has_key: bool = True) -> Statement:
-    """Return the statement of an access, which may read and change all columns.
+    """Return the statement of an access, which may use all columns of the table.
 
-    A read without a key is a `select`, so that a table has few statements.
+    A read without a key becomes a ``select``, so that a table has few different statements.
     """
     has_key = has_key and _VERBS[verb]
     verb = verb if has_key or verb != "read" else "select"
@@ -36,10 +39,10 @@ def statement_of(verb: str, spec: TableSpec, *, has_key: bool = True) -> Stateme
 
 
 class PathModel:
-    """The accesses of a procedure's latest transaction, and the attributes that were their keys so far.
+    """Learns the accesses of a procedure's latest transaction, and the attributes that give their keys.
 
-    A key's column is mapped to an attribute if the attribute has had the column's value whenever the
-    procedure took the same path (H-Store §5.3.1). If a column is mapped to no attribute, the key is unknown.
+    A key column is mapped to an attribute if both have been equal whenever the procedure took the same path
+    (H-Store §5.3.1). If a column is mapped to no attribute, the key is unknown.
     """
 
     def __init__(self) -> None:
@@ -47,7 +50,7 @@ class PathModel:
         self._sources: list[list[set[str]]] = []
 
     def learn(self, event: Mapping[str, Any], path: Iterable[Access]) -> None:
-        """Learn from a transaction that has run."""
+        """Learn the path of a transaction that has run."""
         path = list(path)
         shape = tuple((one.verb, one.table) for one in path)
         sources = [
@@ -63,11 +66,11 @@ class PathModel:
 
     @property
     def has_learned(self) -> bool:
-        """Whether a transaction has run."""
+        """Whether the model has learned from a transaction."""
         return self._shape is not None
 
     def estimate(self, event: Mapping[str, Any]) -> Iterator[Access]:
-        """Yield the accesses that a transaction is expected to make."""
+        """Yield the accesses that the transaction of an event is expected to make."""
         for (verb, table), columns in zip(self._shape or (), self._sources, strict=True):
             known = all(columns) and _VERBS[verb]
             key = tuple(event[min(names)] for names in columns) if known else None

@@ -1,4 +1,4 @@
-"""Requests that wait, and the requests among them that may run before earlier requests (H-Store §6.3.1)."""
+"""Plan waiting requests: find the requests that may run before earlier requests (H-Store §6.3.1)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from penstock.procedures.in_process.request_queue import Request
     from penstock.speculating.in_process.speculation import Speculation
 
-__all__ = ["Early", "Kind", "Offer", "Plan"]
+__all__ = ["EarlyRequests", "Kind", "Offer", "Plan"]
 
 _SLOTS_PER_ACCESS = 16
-"""Row numbers per access: large enough that few different rows have the same number."""
+"""The number of slots per access. It is so large that different rows rarely have the same slot."""
 
 _DECLARED_TYPES = GROUPED_TYPES | {Decimal, list}
-"""Types whose values Arrow casts to the type that a procedure declares, whatever type it infers from them."""
+"""Python types whose values Arrow can cast to the type that a procedure declares for an attribute."""
 
 Find = Callable[[str, pa.Schema], object]
 
@@ -39,9 +39,9 @@ class Kind:
     Attributes
     ----------
     procedure, program, events
-        The procedure, its program, and the events.
+        The procedure's name, its program, and the events of the requests.
     places : ndarray
-        The place of each event's request among all requests.
+        The position of each event's request among all requests of the plan.
     homes : ndarray
         The partition of each request; a number below 0 if the request needs several partitions.
     """
@@ -54,7 +54,7 @@ class Kind:
 
 
 @dataclass(slots=True, eq=False)
-class Early:
+class EarlyRequests:
     """Requests of one kind that run before their turn.
 
     Attributes
@@ -62,11 +62,11 @@ class Early:
     kind : Kind
         All requests of the kind.
     taken : ndarray of bool
-        Which requests of the kind run.
+        Whether each request of the kind runs early.
     results : pyarrow.RecordBatch or None
-        The results of `done`.
+        The results of the requests in `done`.
     done : ndarray of int64
-        The places of the requests that have run, among the requests of the kind.
+        The positions, within the kind, of the requests that have run.
     """
 
     kind: Kind
@@ -76,7 +76,7 @@ class Early:
 
 
 def _signature(request: Request, footprints: Footprints) -> object:
-    """Return what requests of one kind have in common; the request itself if it fits in no kind."""
+    """Return a value that all requests of one kind share; the request itself if it fits in no kind."""
     types = tuple(map(type, request.attributes.values()))
     known = _DECLARED_TYPES if footprints.declares_event(request.procedure) else GROUPED_TYPES
     if not known.issuperset(types):
@@ -85,16 +85,16 @@ def _signature(request: Request, footprints: Footprints) -> object:
 
 
 class Plan:
-    """Requests in their order; requests without conflicts run early.
+    """The requests that wait, in their order. Requests without conflicts may run early.
 
     Parameters
     ----------
     groups : sequence
         The requests, grouped by their signatures.
     speculation : Speculation
-        Finds the rows of transactions.
+        Finds the rows that requests may access.
     find : callable
-        Returns the program of a procedure for events of these columns.
+        Returns the program of a procedure for events with the given columns.
     """
 
     def __init__(self, groups: Sequence[Sequence[Request]], speculation: Speculation, find: Find) -> None:
@@ -118,7 +118,7 @@ class Plan:
         self._sort(parts)
 
     def _read(self, places: Numbers, speculation: Speculation, find: Find) -> tuple[Kind, Footprint] | None:
-        """Return requests of one signature with their rows; None if their rows are not known beforehand."""
+        """Return requests of one signature and their accesses; None if these are not known beforehand."""
         requests = [self.requests[place] for place in places.tolist()]
         procedure = requests[0].procedure
         try:
@@ -129,12 +129,12 @@ class Plan:
                 return None
             batches = batches_of(rows, event_schema(program.event), owner=program.name)
             found = speculation.read(program, batches[0]) if len(batches) == 1 else None
-        except (PenstockError, pa.ArrowException):  # the requests fail again in their turn
+        except (PenstockError, pa.ArrowException):  # the requests run, and fail again, in their turn
             return None
         return found and (Kind(procedure, program, batches[0], places, found[1]), found[0])
 
     def _sort(self, parts: Sequence[tuple[Numbers, Footprint]]) -> None:
-        """Sort all accesses by their requests."""
+        """Sort the accesses of all kinds by their requests."""
         none = [np.zeros(0, np.int64)]
         owners = np.concatenate([places[one.events] for places, one in parts] or none)
         order = np.argsort(owners, kind="stable")
@@ -152,16 +152,16 @@ class Plan:
         stalled: Booleans | None = None,
         accesses: Footprint | None = None,
     ) -> tuple[Booleans, int]:
-        """Return which requests may run early, and how many wanted requests may not.
+        """Return whether each request may run early, and the number of wanted requests that may not.
 
         Parameters
         ----------
         wanted, waits : ndarray
             See `choose_early`.
         stalled : ndarray, optional
-            The requests that run meanwhile.
+            Whether each request runs meanwhile.
         accesses : Footprint, optional
-            Other accesses with which the chosen requests may not conflict.
+            Further accesses with which the chosen requests must not conflict.
         """
         barriers = np.flatnonzero(waits & ~self._is_known)
         end = int(barriers[0]) if len(barriers) else len(waits)
@@ -177,7 +177,7 @@ class Plan:
         return chosen, choose_early(*lists, waits[:end], wanted[:end], marks, chosen)
 
     def take(self) -> Numbers:
-        """Take the requests that run next: the first, and all of the same signature that may run with it."""
+        """Take the next requests: the first request, and requests of its signature that may run with it."""
         first = int(np.argmax(self.waits))
         number = self._signatures[first]
         if self._is_known[first]:
@@ -192,17 +192,18 @@ class Plan:
     def choose_beside(
         self, stalled: Numbers, *, checks: bool
     ) -> Iterator[tuple[Kind, Booleans, int, Callable[[Booleans], None]]]:
-        """Yield the requests of each kind that may run beside others, as their single-partition transactions.
+        """Yield the requests of each kind that may run beside stalled requests.
 
-        Yields the kind, which of its requests may run, how many conflict, and a function that takes the
-        requests of the kind that will run.
+        Only requests for one partition may run. Each tuple has the kind, whether each of its requests may
+        run, the number of conflicting requests, and a function. The caller passes to the function whether
+        each request of the kind will run.
 
         Parameters
         ----------
         stalled : ndarray
-            The places of the requests that run meanwhile.
+            The positions of the stalled requests.
         checks : bool
-            Whether the requests that conflict are left out.
+            Whether to leave out requests that conflict.
         """
         waits, running = self.waits.copy(), np.zeros_like(self.waits)
         running[stalled] = True
@@ -224,7 +225,15 @@ class Plan:
             yield kind, chosen[kind.places], conflicts, run
 
     def count_conflicts(self, stalled: Numbers, taken: Sequence[Numbers]) -> int:
-        """Return how many of the requests that ran beside others (`taken`, by kind) should not have run."""
+        """Return the number of requests in `taken` that conflict with stalled or with earlier requests.
+
+        Parameters
+        ----------
+        stalled : ndarray
+            The positions of the stalled requests.
+        taken : sequence of ndarray
+            For each kind, the positions of the requests that ran beside the stalled requests.
+        """
         waits, running = self.waits.copy(), np.zeros_like(self.waits)
         running[stalled] = True
         conflicts = 0
@@ -236,9 +245,9 @@ class Plan:
         return conflicts
 
     def choose_at(self, home: int, accesses: Footprint | None) -> Iterator[tuple[Kind, Booleans]]:
-        """Yield the requests of each kind that may run in a partition without a conflict with accesses.
+        """Yield each kind, and whether its requests may run in a partition without a conflict with accesses.
 
-        The caller sets `waits` of those that run.
+        The caller must clear `waits` for the requests that it runs.
         """
         for kind in self.kinds:
             if kind is None:
@@ -251,7 +260,7 @@ class Plan:
             yield kind, self._choose(wanted, self.waits, accesses=accesses)[0][kind.places]
 
     def steps_of(self, kind: Kind, taken: Booleans) -> Footprint:
-        """Return the accesses of some requests of a kind."""
+        """Return the accesses of the taken requests of a kind."""
         chosen = np.zeros_like(self.waits)
         chosen[kind.places[taken]] = True
         kept = np.repeat(chosen, np.diff(self._starts))
@@ -266,13 +275,13 @@ class Offer:
     Attributes
     ----------
     plan : Plan
-        All requests.
+        The plan, which has all requests.
     group : ndarray
-        The places of the group.
-    early : list of Early
+        The positions of the group's requests in the plan.
+    early : list of EarlyRequests
         The requests that ran beside the group.
     """
 
     plan: Plan
     group: Numbers
-    early: list[Early] = field(default_factory=list)
+    early: list[EarlyRequests] = field(default_factory=list)

@@ -1,16 +1,17 @@
-"""Runs procedures in Python over partitions, which run other requests while they wait (H-Store §6.3, §6.4).
+"""Run procedures in Python over partitions, which run other requests while they wait (H-Store §6.3, §6.4).
 
-The control code runs in the thread of the base partition. All partitions belong to the transaction:
+The control code runs in the thread of the base partition. All partitions take part in the transaction:
 
 1. Each partition first runs the queries that the transaction is expected to request (the tracking table).
-2. The base partition runs the control code. If this needs a row of another partition that has not arrived,
-   the base waits (SP1). The other partitions wait for queries of the base (SP2).
-3. Each partition applies the transaction's changes to its rows, and waits for all others (SP3).
-4. If a transaction or request did not keep to its estimated path, and this may have changed a result, all
-   requests that ran beside the transaction are undone, and the transaction starts again.
+2. The base partition runs the control code. The base waits if the control code needs a row of another
+   partition that has not arrived (SP1). The other partitions wait for queries of the base (SP2).
+3. Each partition applies the transaction's changes to its rows, and waits for all other partitions (SP3).
+4. If a transaction or request left its estimated path, and this may have changed a result, all requests that
+   ran beside the transaction are undone, and the transaction starts again.
 
 While a partition waits, it runs requests that the scheduler finds, as one batch. Results are as if all
-requests ran in their order: a request that runs at SP1 or SP2 conflicts with no access of the transaction.
+requests ran in their order, because a request that runs at SP1 or SP2 conflicts with no access of the
+transaction.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from penstock.procedures.plain.tables import python_rows
 from penstock.procedures.rows import from_python
 from penstock.speculating.in_process.footprints import Footprints
 from penstock.speculating.in_process.path_models import Access, Key, PathModel, statement_of
-from penstock.speculating.in_process.plans import Early, Offer
+from penstock.speculating.in_process.plans import EarlyRequests, Offer
 from penstock.speculating.in_process.stall_batches import Change, Place, Rows, StallBatches, StallTimes
 from penstock.speculating.rules import UNKNOWN_KEY, Step
 from penstock.speculating.scheduler import Scheduler, Stall, StallPoint, Transaction
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["MAX_EVENTS", "PythonCall"]
 
 MAX_RESTARTS = 3
-"""Nothing runs beside a transaction that has started again this often, so that it ends."""
+"""After this many restarts, no request runs beside the transaction, so that it ends."""
 MAX_EVENTS = 16
-"""Calls with more transactions gather their tables: a request for each row would take longer."""
+"""Calls with more transactions gather their tables, because a message for each row would take longer."""
 
 
 class PythonCall:
@@ -55,19 +56,19 @@ class PythonCall:
     Parameters
     ----------
     tables : PartitionedTables
-        The tables, none of which is gathered.
+        The tables. No table may be gathered.
     program : PlainProgram
-        The procedure.
+        The procedure's program.
     events : pyarrow.RecordBatch
-        The events.
+        The events of the call.
     footprints : Footprints
         Finds the rows of transactions.
     model : PathModel
         Estimates the procedure's path.
     times : StallTimes
-        The times of the procedure.
+        The mean times of the procedure.
     time_of : callable
-        Returns the time of a single-partition transaction of a program.
+        Returns the mean time of a single-partition transaction of a program, in seconds.
     offer : Offer or None
         The requests that wait.
     mode : str
@@ -75,12 +76,12 @@ class PythonCall:
 
     Attributes
     ----------
-    early : list of Early
+    early : list of EarlyRequests
         The requests that ran beside the call, in their order.
     batches : StallBatches
-        Ran these requests.
+        Runs the requests beside the call.
     prefetched, used : int
-        The queries that ran before they were requested, and how many of these were requested later.
+        The number of prefetched queries, and the number of prefetched results that the transactions used.
     restarts : int
         How often the transaction started again.
     """
@@ -110,11 +111,11 @@ class PythonCall:
         self._rows = python_rows(events)
         self._located: dict[tuple[str, Key], tuple[int, int]] = {}
         self._failure: BaseException | None = None
-        self.early: list[Early] = []
+        self.early: list[EarlyRequests] = []
         self.prefetched = self.used = self.restarts = 0
 
     def run(self) -> pa.RecordBatch | None:
-        """Run the transactions; return None, and change nothing, if they change a replicated table."""
+        """Run the transactions. If they change a replicated table, undo all changes and return None."""
         while True:
             results, again = self._attempt()
             if not again:
@@ -124,7 +125,7 @@ class PythonCall:
     # Steps
 
     def _locate(self, table: str, key: Key) -> tuple[int, int]:
-        """Return a number of a row, and its partition."""
+        """Return the number of a row, and its partition."""
         if (table, key) not in self._located:
             spec, placement = self._specs[table], self._tables.placements[table]
             columns = [from_python([part], one.type) for part, one in zip(key, spec.key_columns, strict=True)]
@@ -134,20 +135,20 @@ class PythonCall:
         return self._located[table, key]
 
     def _steps(self, access: Access) -> list[Step]:
-        """Return the steps of an access: one for its row, or for each partition."""
+        """Return the steps of an access: one step for a row, or a step for each partition without a key."""
         spec = self._specs[access.table]
         if access.key is None:
             number = self._rules.number(statement_of(access.verb, spec, has_key=False))
             return [Step(number, UNKNOWN_KEY, place) for place in range(self._tables.partitions)]
         try:
             row, place = self._locate(access.table, access.key)
-        except (pa.ArrowException, OverflowError):  # the column cannot hold the key, so there is no such row
+        except (pa.ArrowException, OverflowError):  # the column cannot hold the key, so no row has it
             return []
         return [Step(self._rules.number(statement_of(access.verb, spec)), row, place)]
 
     def _estimate(self) -> tuple[list[Step], dict[Step, Access]]:
         """Return the estimated path, and the access of each step."""
-        if self.restarts:  # probably it takes the same path again
+        if self.restarts:  # the transaction probably takes the same path again
             return [step for step, _ in self._path], dict(self._path)
         if not self._model.has_learned:
             every = [Access("delete", name, None) for name in self._specs if name in self._tables.placements]
@@ -215,7 +216,8 @@ class PythonCall:
     def _control(self) -> tuple[pa.RecordBatch | None, bool]:
         """Run the control code and the commit, in the thread of the base partition.
 
-        Return the results, or None if a replicated table has changed; and whether the transaction may stay.
+        Return the results and whether the transaction may stay. If a replicated table has changed, the
+        results are None.
         """
         program = self._program
         placed = [name for name in self._specs if name in self._tables.placements]
@@ -266,7 +268,7 @@ class PythonCall:
         self._times.note("commit_s", _clock.monotonic_s() - begin)
         if self._failure is not None:
             raise self._failure
-        self._check_paths()
+        self._fill_paths()
         stalls = [place.stall for place in self._places]
         if any(map(self._scheduler.must_restart, stalls)) or self._table.out_of_order:
             return False
@@ -372,7 +374,7 @@ class PythonCall:
         return result
 
     def _serve(self, number: int) -> None:
-        """Run the tasks that a partition receives, and requests while it waits (SP2, SP3)."""
+        """Run the tasks that a partition receives. While it waits for a task, run requests (SP2, SP3)."""
         inbox = self._places[number].inbox
         while True:
             try:
@@ -386,7 +388,7 @@ class PythonCall:
             task()
 
     def _speculate(self, number: int) -> bool:
-        """Run requests in a partition that waits; return whether there were any."""
+        """Run requests in a partition that waits; return whether a request ran."""
         if self.restarts >= MAX_RESTARTS or self._failure is not None:
             return False
         try:
@@ -395,8 +397,8 @@ class PythonCall:
             self._failure = error
             return False
 
-    def _check_paths(self) -> None:
-        """Set the paths of requests that ran, if the transaction left its estimated path."""
+    def _fill_paths(self) -> None:
+        """Set the paths of requests that ran, if the scheduler has to compare them with the transaction."""
         if self._mode == "occ" or self._transaction.deviates:
             for place in self._places:
                 self.batches.fill_paths(place)

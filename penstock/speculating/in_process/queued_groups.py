@@ -1,4 +1,4 @@
-"""Queued requests of an open database; later requests may run before, or beside, earlier requests."""
+"""Group the queued requests of an open database; later requests may run before or beside earlier requests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["QueuedGroups", "speculated_calls"]
 
 MAX_PLANNED = 1 << 12
-"""At most this many requests are planned together, if no group is larger."""
+"""At most this many requests are planned together, except for a single group that is larger."""
 
 MIN_USELESS_CALLS = 4
-"""If no request ran early during so many calls, the rest of the requests is not planned."""
+"""If no request has run early during this many calls, the remaining requests are not planned."""
 
 Answer = Callable[[Sequence["Request"], Sequence[dict[str, Any]]], None]
 
@@ -37,7 +37,7 @@ def _speculation(state: State) -> Speculation | None:
 
 
 def speculated_calls(state: State) -> Iterator[Call]:
-    """Take the calls that ran concurrently with the last call, in their order, for the log."""
+    """Take the calls that ran beside the last call and are not logged yet, in their order."""
     speculation = _speculation(state)
     if speculation is None:
         return iter(())
@@ -54,11 +54,11 @@ class QueuedGroups:
     Parameters
     ----------
     groups : list
-        The groups.
+        The groups of requests.
     state : State
         The tables.
     programs : OpenPrograms
-        Finds programs.
+        Finds the programs of procedures.
     """
 
     def __init__(self, groups: list[Sequence[Request]], state: State, programs: OpenPrograms) -> None:
@@ -68,11 +68,11 @@ class QueuedGroups:
         self._unanswered: list[tuple[Sequence[Request], pa.RecordBatch]] = []
 
     def __iter__(self) -> Iterator[Sequence[Request]]:
-        """Yield groups of the requests that have not run."""
+        """Yield groups of requests that have not run yet."""
         if self._speculation is None or len(self._groups) == 1:
             yield from self._groups
             return
-        for groups in _windows(self._groups):
+        for groups in _split_for_plans(self._groups):
             with self._speculation.try_plan(sum(map(len, groups))) as plans:
                 if plans and len(groups) > 1:
                     yield from self._planned(groups, self._speculation)
@@ -82,7 +82,7 @@ class QueuedGroups:
     def _planned(
         self, groups: Sequence[Sequence[Request]], speculation: Speculation
     ) -> Iterator[Sequence[Request]]:
-        """Yield requests that run in one call: the first request, and all requests that may run with it."""
+        """Yield the requests of the next call: the first request, and all requests that may run with it."""
         plan = Plan(groups, speculation, self._programs.find)
         early = calls = 0
         while plan.waits.any():
@@ -101,10 +101,10 @@ class QueuedGroups:
 
     @contextlib.contextmanager
     def offer_later(self) -> Iterator[None]:
-        """Offer the later requests to the call in this context.
+        """Offer later requests to the call in this context, which may run them beside its own.
 
-        The caller holds the lock of the database meanwhile: otherwise a call of another thread could take the
-        offer before the current group has run.
+        The caller must hold the lock of the database. Otherwise a call of another thread could take the offer
+        before the current group has run.
         """
         offer = self._offer
         if self._speculation is None or offer is None:
@@ -121,20 +121,20 @@ class QueuedGroups:
                     self._unanswered.append(([offer.plan.requests[place] for place in places], one.results))
 
     def answer_speculated(self, answer: Answer) -> None:
-        """Answer the requests that ran concurrently with the last group."""
+        """Answer the requests that ran beside the last group."""
         unanswered, self._unanswered = self._unanswered, []
         for group, results in unanswered:
             answer(group, results.to_pylist())
 
 
 def _count_first(plan: Plan, first: int, group: Numbers) -> int:
-    """Return how many requests of a group run in their turn: those before the first waiting request."""
+    """Return how many requests of a group come before the first request that still waits."""
     later = np.flatnonzero(plan.waits[first:])
     return int(np.searchsorted(group, first + later[0])) if len(later) else len(group)
 
 
-def _windows(groups: Sequence[Sequence[Request]]) -> Iterator[Sequence[Sequence[Request]]]:
-    """Cut groups so that few requests are planned together."""
+def _split_for_plans(groups: Sequence[Sequence[Request]]) -> Iterator[Sequence[Sequence[Request]]]:
+    """Yield consecutive groups that are planned together; see `MAX_PLANNED`."""
     begin = size = 0
     for place, group in enumerate(groups):
         if size and size + len(group) > MAX_PLANNED:

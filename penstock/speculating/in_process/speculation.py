@@ -1,17 +1,17 @@
-"""Runs transactions in partitions that wait for multi-partition transactions (H-Store §6.3).
+"""Run transactions in partitions that wait for multi-partition transactions (H-Store §6.3).
 
-While transactions over several partitions run at the coordinator, over copies of their rows, all partitions
+Transactions over several partitions run at the coordinator, over copies of their rows, while all partitions
 wait. Meanwhile, partitions run later requests that need one partition and do not conflict. Results and tables
 are the same as in a serial run in the order of the log, which is the order of requests:
 
-1. A transaction that runs concurrently with other transactions conflicts with none of them, nor with an
-   earlier transaction that runs after it. So the results are the same as at its place in the order.
-2. In each partition, transactions that run concurrently with other transactions keep their order.
-3. With ``occ``, conflicts are looked for afterwards. After a conflict, all tables are restored from copies,
-   and the transactions run in their order.
+1. A transaction that runs beside other transactions conflicts neither with them nor with an earlier
+   transaction that runs after it. So its results are the same as in its turn.
+2. In each partition, transactions that run beside other transactions keep their order.
+3. With ``occ``, conflicts are found afterwards. After a conflict, all tables are restored from copies, and
+   the transactions run in their order.
 
-Rejections do not matter: a transaction that does not conflict is kept even if the transactions with which it
-ran concurrently are rejected.
+Rejections do not matter: a transaction without conflicts is kept even if the transactions that ran beside it
+are rejected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from penstock.procedures.texts import Numbers
 from penstock.speculating.in_process.footprints import MOST_STATEMENTS, Booleans, Footprint, Footprints
 from penstock.speculating.in_process.gather_trials import GatherTrials
 from penstock.speculating.in_process.path_models import PathModel
-from penstock.speculating.in_process.plans import Early, Offer
+from penstock.speculating.in_process.plans import EarlyRequests, Offer
 from penstock.speculating.in_process.python_calls import MAX_EVENTS, PythonCall
 from penstock.speculating.in_process.stall_batches import TOO_LONG_DECAY, StallTimes
 from penstock.speculating.in_process.stalled_calls import StalledCall, Task, split_tasks
@@ -59,9 +59,9 @@ MODES = ("rows", "tables", "occ")
 INITIAL_ESTIMATE_S = 1e-6
 """The assumed time of a transaction of a program that has not run yet."""
 _WEIGHT = 0.2
-"""The weight of the latest time in the mean."""
+"""The weight of the latest time in a mean time."""
 _SINGLE, _STALLED, _MOVING = "single", "stalled", "moving"
-"""A program's times: for a single-partition transaction, a forwarded transaction, and a move of its rows."""
+"""The kinds of a program's times: a single-partition transaction, a forwarded transaction, a move of rows."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -72,7 +72,7 @@ def use_speculation(state: State, database: Database, speculate: bool | str) -> 
     Raises
     ------
     InvalidUsageError
-        If there is no such mode, or the database has one partition or a predictor.
+        If the mode is unknown, or the database has only one partition, or the database has a predictor.
     """
     mode = "rows" if speculate is True else speculate
     if mode not in MODES:
@@ -91,18 +91,18 @@ def use_speculation(state: State, database: Database, speculate: bool | str) -> 
 
 
 class Speculation:
-    """Runs transactions concurrently with multi-partition transactions, in an open database.
+    """Runs transactions beside multi-partition transactions, in an open database.
 
     Parameters
     ----------
     tables : PartitionedTables
         The tables.
     database : Database
-        The procedures.
+        The database with the procedures.
     level : str
         How conflicts are found: by ``tables`` or by ``rows``.
     optimistic : bool
-        Whether conflicts are found after the transactions have run.
+        Whether conflicts are found only after the transactions have run.
 
     Attributes
     ----------
@@ -110,12 +110,12 @@ class Speculation:
         Finds the rows of transactions.
     offer : Offer or None
         The requests that wait while a group runs.
-    unlogged : list of Early
+    unlogged : list of EarlyRequests
         The requests that ran beside a call and are not yet logged.
     stalls : int
-        The number of calls with transactions over several partitions while requests waited.
+        The number of calls that had transactions over several partitions while later requests waited.
     transactions : int
-        The number of later requests that ran concurrently with these calls.
+        The number of later requests that ran beside these calls.
     merged : int
         The number of later requests that ran in one call with earlier requests for the same procedure.
     conflicts : int
@@ -125,7 +125,7 @@ class Speculation:
     beside : int
         The number of transactions that ran beside forwarded transactions of their own call.
     points, prefetched, used, restarts
-        The sums of these attributes of `PythonCall`.
+        The sums over all calls of procedures in Python; see `StallBatches` and `PythonCall`.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class Speculation:
         self._trials, self._gathering = Trials(), GatherTrials()
         self._models: dict[str, tuple[PathModel, StallTimes]] = {}
         self._gathered = set[str]()
-        self._stalls = True  # False while requests run as without speculation, to measure their time
+        self._stalls = True  # False while requests run without speculation, to measure their time
         self.offer: Offer | None = None
-        self.unlogged: list[Early] = []
+        self.unlogged: list[EarlyRequests] = []
         self.stalls = self.transactions = self.merged = self.conflicts = 0
         self.rolled_back = self.beside = self.restarts = self.prefetched = self.used = 0
         self.points = dict.fromkeys(StallPoint, 0)
@@ -160,7 +160,7 @@ class Speculation:
         )
 
     def read(self, program: Program, events: pa.RecordBatch) -> tuple[Footprint, Numbers] | None:
-        """Return the rows of transactions and their partitions; None if they are not known beforehand."""
+        """Return the accesses of transactions and their partitions; None if rows are not known beforehand."""
         route = self._tables.route(program)
         if route.obstacle is not None or _finds(route):
             return None
@@ -170,7 +170,7 @@ class Speculation:
 
     @contextlib.contextmanager
     def try_plan(self, requests: int) -> Iterator[bool]:
-        """Return whether to plan requests in this context, by the times of earlier requests."""
+        """Decide from measured times whether to plan the requests of this context, and measure its time."""
         plans = self._optimistic or self._trials.choose("", requests)
         begin, moved_s = _clock.monotonic_s(), self._tables.gathered.moved_s
         self._stalls = plans
@@ -181,7 +181,7 @@ class Speculation:
         self._note_trial("", requests, begin, moved_s, new=plans)
 
     def _note_trial(self, name: str, items: int, begin_s: float, moved_s: float, *, new: bool) -> None:
-        """Note the time of work since `begin_s`, when tables had moved for `moved_s`."""
+        """Record the time of work since `begin_s`; before the work, table moves had taken `moved_s`."""
         seconds, switch_s = _clock.monotonic_s() - begin_s, self._tables.gathered.moved_s - moved_s
         self._trials.note(name, items, seconds, new=new, switch_s=switch_s)
 
@@ -193,18 +193,18 @@ class Speculation:
         homes: Numbers,
         run_split: Callable[[], pa.RecordBatch],
     ) -> pa.RecordBatch:
-        """Run the transactions of a call, concurrently with each other and with later requests if that pays.
+        """Run the transactions of a call, beside each other and beside later requests if that is faster.
 
         Parameters
         ----------
         program : Program
-            The program.
+            The procedure's program.
         events : pyarrow.RecordBatch
-            The events.
+            The events of the call.
         keys : EventKeys
-            The keys of the events.
+            The keys that the events determine.
         homes : ndarray
-            The partition of each event, or a number below 0 if it needs several partitions.
+            The partition of each event, or a number below 0 if the event needs several partitions.
         run_split : callable
             Runs the transactions without speculation.
         """
@@ -222,7 +222,7 @@ class Speculation:
     def time_gathered(
         self, program: Program, count: int, run_gathered: Callable[[], pa.RecordBatch]
     ) -> pa.RecordBatch:
-        """Run a call over gathered tables, and note its time."""
+        """Run a call over gathered tables, and record its time."""
         begin = _clock.monotonic_s()
         results = run_gathered()
         if self.offer is None:
@@ -241,7 +241,7 @@ class Speculation:
         begin, moved_s = _clock.monotonic_s(), self._tables.gathered.moved_s
         results = self._run_stalling(program, events, offer) if new else None
         self.offer = None
-        if new and results is None:  # it changes a replicated table, and probably will do so again
+        if new and results is None:  # the procedure changes a replicated table, and probably does so again
             self._gathered.add(program.digest)
         if results is None:
             results, new = run_gathered(), False
@@ -250,7 +250,7 @@ class Speculation:
         return results
 
     def _is_placed(self, program: PlainProgram) -> bool:
-        """Return whether a procedure has only declared tables, some of them in partitions."""
+        """Return whether a procedure uses only declared tables, and at least one partitioned table."""
         names = [spec.name for spec in program.tables]
         return all(map(str.isidentifier, names)) and any(name in self._tables.placements for name in names)
 
@@ -285,7 +285,10 @@ class Speculation:
     def _run_beside(
         self, program: Program, events: pa.RecordBatch, keys: EventKeys, homes: Numbers
     ) -> pa.RecordBatch | None:
-        """Run a call with speculation; return None, and leave the tables unchanged, if nothing speculates."""
+        """Run a call with speculation.
+
+        Return None, with unchanged tables, if ``occ`` finds no request to run or finds a conflict afterwards.
+        """
         several, single = homes < 0, homes >= 0
         first, finds = single, _finds(keys.route)
         if not self._optimistic and not finds:
@@ -295,7 +298,7 @@ class Speculation:
         known_s = self._times.get((program.digest, _SINGLE), 0.0)
         budgets -= np.bincount(own, minlength=len(budgets)) * known_s
         tasks: dict[int, list[Task]] = {}
-        chosen, offer = list[Early](), self.offer
+        chosen, offer = list[EarlyRequests](), self.offer
         self.offer = None
         if offer is not None and offer.plan.waits.any() and len(offer.group) == events.num_rows:
             self.stalls += 1
@@ -335,7 +338,7 @@ class Speculation:
         return call.results()
 
     def debt(self, program: Program | PlainProgram, single: int, several: int) -> float | None:
-        """Return how a call changes the debt of `GatheredTables`; None if this is not known."""
+        """Return how a call changes the debt of `GatheredTables`; None if the change is unknown."""
         if self.offer is not None:
             return self.move_cost(program) * several - single
         if self._optimistic:
@@ -343,18 +346,18 @@ class Speculation:
         return self._gathering.debt(program.digest, single + several, several, self._tables.gathered)
 
     def move_cost(self, program: Program | PlainProgram) -> float:
-        """Return the time to move a forwarded transaction's rows, in single-partition transactions."""
+        """Return how many single-partition transactions take as long as moving a transaction's rows."""
         known = self._times.get((program.digest, _MOVING))
         if known is None or (program.digest, _SINGLE) not in self._times:
             return MOVE_COST
-        # No move is measured while tables are gathered, so a time that is too high would keep them there.
+        # While tables are gathered, no move is measured. A time that is too high would keep them gathered.
         return min(known / self._times[program.digest, _SINGLE], MOVE_COST)
 
     def _choose(
         self, offer: Offer, stalled: Numbers, budgets: Floats, tasks: dict[int, list[Task]]
-    ) -> list[Early]:
-        """Choose requests that run beside a call, and add their tasks."""
-        chosen = list[Early]()
+    ) -> list[EarlyRequests]:
+        """Choose the requests that run beside a call, and add their tasks to `tasks`."""
+        chosen = list[EarlyRequests]()
         for kind, allowed, conflicts, take in offer.plan.choose_beside(stalled, checks=not self._optimistic):
             program = kind.program
             self.conflicts += conflicts
@@ -366,7 +369,7 @@ class Speculation:
             if taken.any():
                 take(taken)
                 split_tasks(tasks, program, kind.events, np.flatnonzero(taken), kind.homes, len(chosen))
-                chosen.append(Early(kind, taken))
+                chosen.append(EarlyRequests(kind, taken))
             if not (budgets > 0).any():
                 break
         return chosen
@@ -374,7 +377,7 @@ class Speculation:
     def _put_back(
         self, call: StalledCall, copies: Sequence[tuple[TableSet, int, dict[str, TableRows]]]
     ) -> None:
-        """Undo a call's transactions, and the transactions beside the call, by copies of the tables."""
+        """Undo the transactions of a call and beside the call, by restoring copies of the tables."""
         call.finish()
         self.rolled_back += call.count
         for part, transactions, tables in copies:
@@ -383,12 +386,12 @@ class Speculation:
     def _keep(
         self,
         offer: Offer | None,
-        chosen: Sequence[Early],
+        chosen: Sequence[EarlyRequests],
         results: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]],
     ) -> None:
         """Keep the results of requests that ran beside a call, in the order of the requests."""
         for number, one in enumerate(chosen):
-            if offer is None or number not in results:  # no task of the kind has ended
+            if offer is None or number not in results:  # no task of these requests has succeeded
                 continue
             ended = [np.flatnonzero(one.taken & (one.kind.homes == home)) for home, _ in results[number]]
             order = np.concatenate(ended)
@@ -401,7 +404,7 @@ class Speculation:
             self.transactions += len(order)
 
     def _copy(self, programs: Iterable[Program]) -> list[tuple[TableSet, int, dict[str, TableRows]]]:
-        """Copy all tables that may change, so that the copies can be put back."""
+        """Copy all tables that the programs may change, for `_put_back`."""
         names = {
             access.table
             for program in programs
@@ -421,7 +424,7 @@ class Speculation:
         return self._times.get((program.digest, kind), INITIAL_ESTIMATE_S)
 
     def _note_time(self, program: Program, count: int, seconds: float, kind: str = _SINGLE) -> None:
-        """Include the time of transactions in their program's mean."""
+        """Include the time of transactions in the mean time of their program."""
         key, each = (program.digest, kind), max(seconds / count, 1e-9)
         self._times[key] = (1 - _WEIGHT) * self._times.get(key, each) + _WEIGHT * each
 
@@ -432,7 +435,7 @@ def _finds(route: Route) -> bool:
 
 
 def _limit(chosen: Booleans, homes: Numbers, budgets: Floats, each_s: float) -> Booleans:
-    """Return the first chosen transactions of each partition that fit into its budget; reduce the budget."""
+    """Return the first chosen transactions that fit into each partition's budget; reduce the budgets."""
     kept = np.zeros(len(chosen), np.bool_)
     for home in np.unique(homes[chosen]).tolist():
         places = np.flatnonzero(chosen & (homes == home))[: max(int(budgets[home] / each_s), 0)]

@@ -1,4 +1,4 @@
-"""Batches of requests that run in a partition while it waits, and how they are undone (H-Store §6.3.2)."""
+"""Run batches of requests in a partition while it waits, and undo batches (H-Store §6.3.2)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.compiler.values import AccessMode
 from penstock.procedures.engine import TableSet
 from penstock.speculating.in_process.footprints import Footprint, Footprints
-from penstock.speculating.in_process.plans import Early, Offer
+from penstock.speculating.in_process.plans import EarlyRequests, Offer
 from penstock.speculating.rules import UNKNOWN_KEY, Step
-from penstock.speculating.scheduler import Scheduler, Speculated, Stall, StallPoint, Transaction
+from penstock.speculating.scheduler import Scheduler, SpeculativeRun, Stall, StallPoint, Transaction
 
 if TYPE_CHECKING:
     from penstock.procedures.partitions.partitioned_tables import PartitionedTables
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 __all__ = ["TOO_LONG_DECAY", "Change", "Place", "Rows", "StallBatches", "StallTimes"]
 
 TOO_LONG_DECAY = 0.95
-"""The factor on an assumed time that is too long, so that what took it is tried again."""
+"""A mean time that exceeds all stalls is multiplied by this factor, so that the work is tried again."""
 FIRST_BATCH_S = 2e-4
-"""The assumed fixed time of a batch before any batch has run."""
+"""The fixed time of a batch that is assumed before the first batch."""
 
 _WEIGHT = 0.2
-"""The weight of the latest time in a mean."""
+"""The weight of the latest time in a mean time."""
 
 Rows = dict[str, tuple[pa.RecordBatch, pa.RecordBatch]]
-"""For each table, earlier rows and the keys whose rows they were."""
+"""For each table, the rows before a change, and the keys of all rows that the change may affect."""
 
 
 @dataclass(slots=True)
 class StallTimes:
-    """Mean times of a procedure's call, its remote queries and its commit, and the fixed time of a batch."""
+    """Mean times of a procedure: a whole call, a remote query, a commit, and the fixed time of a batch."""
 
     whole_s: float = 1e-3
     query_s: float = 1e-4
@@ -47,22 +47,26 @@ class StallTimes:
     batch_s: float = FIRST_BATCH_S
 
     def note(self, name: str, seconds: float) -> None:
-        """Include a time in a mean."""
+        """Include a time in the mean time of this name."""
         setattr(self, name, (1 - _WEIGHT) * getattr(self, name) + _WEIGHT * seconds)
 
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """A change of a partition's tables that can be undone: by a batch of requests, or by the transaction."""
+    """A change of a partition's tables that can be undone.
+
+    If a batch of requests made the change, `done` and `early` describe the batch. Otherwise the transaction
+    made the change.
+    """
 
     rows: Rows
-    done: Speculated | None = None
-    early: Early | None = None
+    done: SpeculativeRun | None = None
+    early: EarlyRequests | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A partition during a call."""
+    """The state of a partition during a call."""
 
     stall: Stall
     part: TableSet
@@ -80,11 +84,11 @@ class StallBatches:
     footprints : Footprints
         Finds the rows of transactions.
     scheduler : Scheduler
-        Finds conflicts, and verifies.
+        Finds conflicts, and checks requests afterwards.
     times : StallTimes
-        The times of the procedure.
+        The mean times of the procedure.
     time_of : callable
-        Returns the time of a single-partition transaction of a program.
+        Returns the mean time of a single-partition transaction of a program, in seconds.
     offer : Offer or None
         The requests that wait.
 
@@ -93,7 +97,7 @@ class StallBatches:
     lock : threading.Lock
         Protects stalls, paths and waiting requests.
     begin_s : float
-        When the transaction began.
+        The time at which the transaction began, in seconds of the monotonic clock.
     points : dict
         The number of requests that ran at each stall point.
     rolled_back : int
@@ -117,7 +121,7 @@ class StallBatches:
         self.rolled_back = 0
 
     def _left_s(self, stall: Stall) -> float:
-        """Return how long a stall will probably last."""
+        """Return the remaining seconds that a stall will probably last."""
         if stall.point is StallPoint.COMMIT:
             return self._times.commit_s
         if stall.point is StallPoint.QUERY_RESPONSE:
@@ -126,14 +130,14 @@ class StallBatches:
         return self._times.whole_s - spent_s if spent_s < self._times.whole_s else spent_s
 
     def run(self, place: Place) -> bool:
-        """Run a batch of requests in a partition that waits; return whether there was one."""
+        """Run a batch of requests in a partition that waits; return whether a batch ran."""
         offer, number = self._offer, place.stall.partition
         if offer is None:
             return False
         with self.lock:
             stall = place.stall
             left_s = self._left_s(stall) - self._times.batch_s
-            accesses, too_long = self._to_avoid(stall), False
+            accesses, too_long = self._accesses_to_avoid(stall), False
             for kind, allowed in offer.plan.choose_at(number, accesses):
                 if not self._tables.route(kind.program).knows_rows:
                     continue
@@ -148,7 +152,7 @@ class StallBatches:
                     self._times.batch_s *= TOO_LONG_DECAY
                 return False
             offer.plan.waits[kind.places[taken]] = False
-            early = Early(kind, taken)
+            early = EarlyRequests(kind, taken)
             batch = Transaction(kind.procedure, number, (), (), frozenset([number]))
             change = Change({}, self._scheduler.note(stall, batch), early)
             place.changes.append(change)
@@ -164,8 +168,8 @@ class StallBatches:
         self.points[point] += len(early.done)
         return True
 
-    def _to_avoid(self, stall: Stall) -> Footprint | None:
-        """Return the accesses with which no request may conflict at a stall."""
+    def _accesses_to_avoid(self, stall: Stall) -> Footprint | None:
+        """Return the accesses with which requests must not conflict; None if every request may run."""
         summary = self._scheduler.remaining(stall)
         if not summary:
             return None
@@ -180,7 +184,7 @@ class StallBatches:
         return Footprint(np.zeros(len(bits), np.int64), np.array(bits), np.array(rows, np.int64))
 
     def _old_rows(self, program: Program, events: pa.RecordBatch, place: Place) -> Rows:
-        """Return the rows that transactions may change, as they are now."""
+        """Return the current values of the rows that transactions may change."""
         written = {access.table for access in program.accesses if access.mode is not AccessMode.READ}
         keys = self._tables._keys_by_partition(self._tables.event_keys(program, events)) or {}
         its = {name: keys[name][place.stall.partition] for name in written}
@@ -199,8 +203,8 @@ class StallBatches:
     def undo(self, place: Place) -> None:
         """Undo a transaction's changes in a partition, and all requests that ran beside it, last first.
 
-        A request that conflicts with nothing so far may not stay: the next attempt may take another path, and
-        is not compared with requests that ran beside an earlier attempt.
+        Even requests without conflicts are undone. The next attempt may take another path, and the scheduler
+        does not compare it with requests that ran beside an earlier attempt.
         """
         for change in reversed(place.changes):
             for name, (rows, keys) in change.rows.items():

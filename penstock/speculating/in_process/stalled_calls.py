@@ -1,14 +1,14 @@
-"""Runs one call whose forwarded transactions stall the partitions, beside other transactions (H-Store §6.1).
+"""Run a call whose forwarded transactions stall the partitions, and others beside it (H-Store §6.1).
 
-The thread of each partition has a queue. In this order it runs
+The thread of each partition has a queue, and runs in this order:
 
 1. the transactions of the call that must end before the forwarded transactions begin;
-2. the queries of the forwarded transactions, which fetch their rows;
-3. transactions that run beside the forwarded transactions: first of the same call, then of later requests.
+2. the queries that fetch the rows of the forwarded transactions;
+3. transactions that run beside the forwarded transactions: first transactions of the same call, then later
+   requests.
 
-After step 2 a partition would wait for the queries of other partitions (SP1), then for the coordinator
-(SP2), which runs the forwarded transactions. No partition waits until other partitions have ended step 1 or
-2.
+Without step 3, a partition would wait for the queries of other partitions (SP1), then for the coordinator,
+which runs the forwarded transactions (SP2). No partition waits for step 1 or 2 of another partition.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["StalledCall", "Task", "split_tasks"]
 
 Task = tuple[Program, pa.RecordBatch, int]
-"""A program, events of one partition, and the number of their waiting group."""
-Done = tuple[int, pa.RecordBatch, Program, float]
-"""The group of a task, its results, its program, and its seconds."""
+"""A program, events for one partition, and the number of the group of requests to which they belong."""
+TaskResult = tuple[int, pa.RecordBatch, Program, float]
+"""The group of a task, the results, the program, and the run time in seconds."""
 _OWN = -1
-"""The group of the call's own transactions."""
+"""The number of the group with the call's own transactions."""
 
 
 class StalledCall:
@@ -47,13 +47,13 @@ class StalledCall:
     tables : PartitionedTables
         The tables.
     program : Program
-        The program.
+        The procedure's program.
     events : pyarrow.RecordBatch
-        The events.
+        The events of the call.
     homes : ndarray
         The partition of each event, or a number below 0 for a forwarded event.
     first : ndarray of bool
-        The transactions that must end before the forwarded transactions begin.
+        Whether each transaction must end before the forwarded transactions begin.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class StalledCall:
     stalled_s, moving_s : float
         The time of the forwarded transactions, and the time to move their rows and changes.
     times : list
-        The program, number and seconds of all other transactions.
+        For each task that succeeded, its program, the number of its transactions, and its time in seconds.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class StalledCall:
             for home in self._first.keys() | self._beside.keys()
         }
         self._futures: list[Future[None]] = []
-        self._done: dict[int, list[Done]] = {}
+        self._done: dict[int, list[TaskResult]] = {}
         self._copies: list[dict[str, pa.RecordBatch]] = []
         self._forwarded: pa.RecordBatch | None = None
         self._deltas: dict[str, Mapping[str, pa.RecordBatch]] = {}
@@ -101,9 +101,9 @@ class StalledCall:
         Parameters
         ----------
         tasks : mapping
-            The tasks of later requests of each partition.
+            For each partition, the tasks with later requests.
         waits : bool
-            Whether to wait for the first transactions, because an index names the rows to fetch.
+            Whether to wait for the first transactions, because an index determines the rows to fetch.
         """
         tables = self._tables
         for home, its in self._first.items():
@@ -137,7 +137,7 @@ class StalledCall:
         rows = self._tables._fetch(number, self._split_names, parts)
         return rows, _clock.monotonic_s() - begin
 
-    def _run(self, home: int, tasks: Sequence[Task], done: list[Done]) -> None:
+    def _run(self, home: int, tasks: Sequence[Task], done: list[TaskResult]) -> None:
         for program, events, group in tasks:
             _ = program.kernel  # compile before the time of transactions is measured
             begin = _clock.monotonic_s()
@@ -145,7 +145,7 @@ class StalledCall:
             done.append((group, results, program, _clock.monotonic_s() - begin))
 
     def run_stalled(self) -> None:
-        """Move the fetched rows to the coordinator, run the forwarded transactions, keep their changes."""
+        """Move fetched rows to the coordinator, run the forwarded transactions, and keep their changes."""
         coordinator = self._tables._coordinator
         _ = self._program.kernel  # as in `_run`
         begin = _clock.monotonic_s()
@@ -164,18 +164,18 @@ class StalledCall:
                 coordinator.clear(name)
 
     def finish(self) -> None:
-        """Wait until no partition runs anything."""
+        """Wait until all partitions are idle."""
         wait(self._futures)
 
     def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Wait for the partitions; return the results of each waiting group, by partition."""
+        """Wait until all tasks have ended; return pairs of a partition and its results, for each group."""
         self.finish()
         for future in self._futures:
             future.result()
         return self.finished()
 
     def finished(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Return the results of the tasks that ended well, as `wait` does. All partitions are idle."""
+        """Return the results of the tasks that succeeded, as `wait` does. All partitions must be idle."""
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for home, done in self._done.items():
             for group, results, program, seconds in done:
@@ -193,7 +193,7 @@ class StalledCall:
         self.moving_s += _clock.monotonic_s() - begin
 
     def results(self) -> pa.RecordBatch:
-        """Return the results in the order of the events."""
+        """Return the results of the call's own transactions, in the order of the events."""
         batches = [] if self._forwarded is None else [self._forwarded]
         orders = [self._several]
         for home, its in self._own.items():
@@ -210,7 +210,7 @@ def split_tasks(
     homes: Numbers,
     group: int,
 ) -> None:
-    """Add a task for each partition that has some of the events."""
+    """Add a task to `tasks` for each partition that has events at the given positions."""
     for home in np.unique(homes[places]).tolist():
         chosen = places[homes[places] == home]
         tasks.setdefault(home, []).append((program, events.take(pa.array(chosen)), group))

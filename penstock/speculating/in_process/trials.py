@@ -9,14 +9,14 @@ from statistics import median_low
 __all__ = ["Trials"]
 
 MEASURED = 9
-"""The number of latest times whose median is used, without the very first time, which compiles.
+"""The median of this many latest times counts. The very first time is left out: it includes compilation.
 
-Of two times it is the lower one, since a single slow time is often noise.
+The median of two times is the lower time, since a single slow time is often noise.
 """
 FIRST_TRIALS = 3
-"""The new way is measured this often before the old way is tried."""
+"""The new way is measured this often before the old way is measured."""
 MAX_LOSS = 0.02
-"""The slower way is tried again while its trials have cost less than this share of all time."""
+"""The slower way is tried again only if its trials have cost less than this share of the whole time."""
 
 BITS_PER_SIZE = 3
 """Work with up to eight times as many items is treated as work of the same size."""
@@ -24,7 +24,7 @@ BITS_PER_SIZE = 3
 
 @dataclass(slots=True)
 class _Times:
-    """The times of both ways: seconds per item."""
+    """The seconds per item of the old way (False) and of the new way (True)."""
 
     latest: dict[bool, deque[float]] = field(
         default_factory=lambda: {way: deque(maxlen=MEASURED) for way in (False, True)}
@@ -42,8 +42,8 @@ class _Times:
 class Trials:
     """Chooses the way that took less time for work of the same name and about the same size.
 
-    The slower way is tried again now and then, because times change. Its trials cost little, so the choice is
-    hardly ever slower than the old way.
+    The slower way is tried again now and then, because times change. Trials cost little, so the chosen ways
+    together are hardly ever slower than the old way.
     """
 
     def __init__(self) -> None:
@@ -67,17 +67,18 @@ class Trials:
         return better if times.lost_s > MAX_LOSS * times.spent_s else not better
 
     def measured(self, name: str, items: int) -> tuple[float, int]:
-        """Return the seconds per item of the way that took less time, and how many measurements it has."""
+        """Return the seconds per item of the faster way, and the number of its measurements."""
         times = self._of(name, items)
         ways = [way for way, latest in times.latest.items() if latest]
         way = min(ways, key=times.medians.__getitem__, default=True)
         return times.medians[way], len(times.latest[way])
 
     def note(self, name: str, items: int, seconds: float, *, new: bool, switch_s: float = 0.0) -> None:
-        """Note the time of work that is done.
+        """Record the time of finished work.
 
-        `switch_s` of it prepared this way. If the last work was done in the other way, this time is a cost of
-        trials: if it counted for the way, single trials would seem too slow.
+        `seconds` includes `switch_s`, the time to prepare for this way of work. If the previous work was done
+        in the other way, `switch_s` counts as a cost of trials, and not as time of this way. Otherwise a
+        single trial would make this way look too slow.
         """
         times = self._of(name, items)
         switch_s = switch_s if self._last.get(name, new) != new else 0.0
