@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import Any, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -12,23 +13,33 @@ from penstock import _clock
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.checkpointing.p_unit import PUnit, decode, encode
-from penstock.ddl import schema_text
+from penstock.ddl import type_text
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = [
     "COMPACTOR",
     "DESCRIPTION_FILE",
+    "EARLIEST",
+    "LATEST",
     "Description",
+    "Start",
     "as_arrow",
     "check_name",
     "check_schema",
     "describe",
     "parse_description",
+    "parse_start",
 ]
 
 DESCRIPTION_FILE = "p-stream"
 COMPACTOR = "penstock.compactor"
 """The writer's name in the log for compactions of an update log; no other writer can have it."""
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+Start: TypeAlias = str | int | datetime
+"""Where a reader begins: ``earliest``, ``latest``, an offset, or the time of the first commit to read."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -40,6 +51,56 @@ class Description(NamedTuple):
     schema: pa.Schema
     direct_io: bool
     update_log: UpdateLog | None
+
+    def check_same(self, direct_io: bool | None, update_log: UpdateLog | None, location: str) -> None:
+        """Check that options which a program gives are the options of the stored p-stream.
+
+        Raises
+        ------
+        InvalidUsageError
+            If an option differs.
+        """
+        if direct_io is not None and direct_io != self.direct_io:
+            raise InvalidUsageError(
+                "direct I/O of a p-stream cannot change after it is created",
+                location=location,
+                has=self.direct_io,
+                asked=direct_io,
+                hint="leave it out",
+            )
+        if update_log is not None and update_log != self.update_log:
+            raise InvalidUsageError(
+                "the p-stream was created with another key, time, delete_when or keep_deletes",
+                location=location,
+                has=self.update_log,
+                hint="leave them out, or give them as they were",
+            )
+
+
+def parse_start(start: object) -> Start:
+    """Return the start that a text means; a time without a zone is in UTC.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not a start.
+    """
+    try:
+        if isinstance(start, str):
+            if start.lower() in {EARLIEST, LATEST}:
+                return start.lower()
+            start = int(start) if start.isdecimal() else datetime.fromisoformat(start)
+        if isinstance(start, datetime):
+            return start if start.tzinfo else start.replace(tzinfo=UTC)
+        if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+            return start
+    except ValueError:
+        pass
+    raise InvalidUsageError(
+        "the start is not valid",
+        start=start,
+        hint="use earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z",
+    )
 
 
 def describe(schema: pa.Schema, direct_io: bool, update_log: UpdateLog | None) -> memoryview:
@@ -161,14 +222,24 @@ def as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
         raise InvalidUsageError(
             "the p-stream has no such columns", columns=", ".join(unknown), known=", ".join(schema.names)
         )
+    if not isinstance(rows, list) and (missing := [name for name in schema.names if name not in named]):
+        raise InvalidUsageError("rows lack columns of the p-stream", columns=", ".join(missing))
+    arrays = [_as_array(rows, field) for field in schema]
     try:
-        if isinstance(rows, list):
-            return pa.Table.from_pylist(rows, schema)
-        if isinstance(rows, dict):
-            return pa.Table.from_pydict(rows, schema)
-        return pa.Table.from_pandas(rows, schema, preserve_index=False)
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        return pa.Table.from_arrays(arrays, schema=schema)
+    except pa.ArrowInvalid:
+        raise InvalidUsageError("the columns of the rows differ in length") from None
+
+
+def _as_array(rows: Any, field: pa.Field[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
+    """Return a column of rows, which are a list of dict, a dict of columns, or a DataFrame of pandas."""
+    values = [row.get(field.name) for row in rows] if isinstance(rows, list) else rows[field.name]
+    try:
+        if isinstance(values, pa.Array | pa.ChunkedArray):
+            return values.cast(field.type)
+        return pa.array(values, field.type, from_pandas=hasattr(rows, "__dataframe__"))
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
         # Arrow's message may contain values.
         raise InvalidUsageError(
-            "rows do not fit the p-stream's columns", kind=type(error).__name__, schema=schema_text(schema)
+            "values do not fit a column of the p-stream", column=field.name, type=type_text(field.type)
         ) from None

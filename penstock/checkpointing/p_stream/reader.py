@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from penstock._clock import pause
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
-from penstock.checkpointing.p_stream.stream import EARLIEST, PStream, Trimmed
+from penstock.checkpointing.p_stream.description import EARLIEST, Start
+from penstock.checkpointing.p_stream.stream import PStream, Trimmed
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["PStreamReader"]
@@ -32,9 +33,9 @@ class PStreamReader:
         The p-stream's location.
     reader : str, optional
         The name to subscribe under.
-    start : str or int
-        ``"earliest"``, ``"latest"`` or an offset. If the name is already subscribed, `start` is ignored and
-        the reader continues after its last release.
+    start : str, int or datetime
+        ``"earliest"``, ``"latest"``, an offset, or a time, which means the first commit at or after it. If
+        the name is already subscribed, `start` is ignored and the reader continues after its last release.
     columns : sequence of str, optional
         The columns to read; by default all.
     cleanup : CleanupRule, optional
@@ -43,7 +44,8 @@ class PStreamReader:
     Raises
     ------
     InvalidUsageError
-        If the stream or a column does not exist, or rows from `start` on are released.
+        If the stream or a column does not exist, rows from `start` on are released, or the p-stream ends
+        before `start`.
     CorruptDataError
         If the stream's files are damaged.
     UnavailableError
@@ -69,7 +71,7 @@ class PStreamReader:
         location: str | os.PathLike[str],
         *,
         reader: str | None = None,
-        start: str | int = EARLIEST,
+        start: Start = EARLIEST,
         columns: Sequence[str] | None = None,
         cleanup: CleanupRule | None = None,
     ) -> None:

@@ -18,6 +18,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -26,11 +27,14 @@ from penstock.checkpointing.files import FileFacts, Files, LocalFiles, open_file
 from penstock.checkpointing.p_stream.cleanup import CleanupRule, Trimmed
 from penstock.checkpointing.p_stream.description import (
     DESCRIPTION_FILE,
+    EARLIEST,
     Description,
+    Start,
     check_name,
     check_schema,
     describe,
     parse_description,
+    parse_start,
 )
 from penstock.checkpointing.p_stream.log import CommitLog
 from penstock.checkpointing.p_stream.log_record import WriterState
@@ -41,9 +45,7 @@ from penstock.checkpointing.p_unit import PUnit, encode
 from penstock.checkpointing.trace import trace
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 
-__all__ = ["EARLIEST", "LATEST", "PStream", "Trimmed", "is_settled"]
-
-EARLIEST, LATEST = "earliest", "latest"
+__all__ = ["PStream", "Trimmed", "is_settled"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -129,21 +131,7 @@ class PStream:
             description = self._read()
         if schema is not None:
             check_schema(schema, description.schema, self.files.location)
-        if direct_io is not None and direct_io != description.direct_io:
-            raise InvalidUsageError(
-                "direct I/O of a p-stream cannot change after it is created",
-                location=self.files.location,
-                has=description.direct_io,
-                asked=direct_io,
-                hint="leave it out",
-            )
-        if update_log is not None and update_log != description.update_log:
-            raise InvalidUsageError(
-                "the p-stream was created with another key, time, delete_when or keep_deletes",
-                location=self.files.location,
-                has=description.update_log,
-                hint="leave them out, or give them as they were",
-            )
+        description.check_same(direct_io, update_log, self.files.location)
         return description
 
     def _read(self) -> Description:
@@ -165,7 +153,35 @@ class PStream:
         """The number of rows ever committed, as of the last refresh."""
         return self.log.end
 
-    def offset_at(self, time_us: int) -> int:
+    def offset_of(self, start: Start) -> int:
+        """Return the current offset of a start; see `PStreamReader`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If `start` is something else, rows from this offset on are released, or the p-stream ends before
+            this offset.
+        """
+        self.refresh()
+        return self._offset_of(start)
+
+    def _offset_of(self, start: Start) -> int:
+        begin = parse_start(start)
+        if isinstance(begin, datetime):
+            return self._offset_at(round(begin.timestamp() * 1e6))
+        if isinstance(begin, str):
+            return self.start if begin == EARLIEST else self.end
+        self._check_kept(begin)
+        if begin > self.end:
+            raise InvalidUsageError(
+                "the p-stream ends before this offset",
+                location=self.files.location,
+                wanted=begin,
+                end=self.end,
+            )
+        return begin
+
+    def _offset_at(self, time_us: int) -> int:
         """Return the offset of the first commit at or after a time; the end if there is no such commit."""
         compaction = self.log.compaction
         for commit in self.log.commits:
@@ -174,29 +190,6 @@ class PStream:
                     return compaction.offset_at(time_us)
                 return max(commit.offset, self.start)
         return self.end
-
-    def offset_of(self, start: str | int) -> int:
-        """Resolve ``"earliest"``, ``"latest"`` or a number to a current offset.
-
-        Raises
-        ------
-        InvalidUsageError
-            If `start` is something else, or rows from this offset on are released.
-        """
-        self.refresh()
-        return self._offset_of(start)
-
-    def _offset_of(self, start: str | int) -> int:
-        if start == EARLIEST:
-            return self.start
-        if start == LATEST:
-            return self.end
-        if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-            raise InvalidUsageError(
-                "the start is not valid", start=start, hint="use earliest, latest, or an offset"
-            )
-        self._check_kept(start)
-        return start
 
     def _check_kept(self, offset: int) -> None:
         if offset < self.start:
@@ -259,7 +252,7 @@ class PStream:
         for piece, block in read_blocks(self.segments, self.pieces(start, stop), self.schema):
             yield block.read(names, piece.first, piece.stop)
 
-    def subscribe(self, reader: str, start: str | int = EARLIEST) -> int:
+    def subscribe(self, reader: str, start: Start = EARLIEST) -> int:
         """Subscribe a reader unless it is subscribed; return the offset at which it continues.
 
         From now on, rows from that offset on are kept until the reader releases them.
@@ -267,7 +260,7 @@ class PStream:
         Raises
         ------
         InvalidUsageError
-            If the name is not valid, or rows from `start` on are released.
+            As for `offset_of`, or if the name is not valid.
         CorruptDataError, UnavailableError
             If the log is damaged, or the file system refuses.
         """

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from penstock.checkpointing.p_stream import EARLIEST, LATEST, PStream
-from penstock.checkpointing.p_stream.description import check_name
+from penstock.checkpointing.p_stream.description import EARLIEST, Start, check_name, parse_start
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS
 from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.compression.choice.goals import goal_of
@@ -150,7 +148,7 @@ class ReadOptions:
 
     path: str
     reader: str | None
-    start: str | int | datetime
+    start: Start
     columns: tuple[str, ...] | None
     max_rows: int | None
     max_bytes: int | None
@@ -180,7 +178,7 @@ class ReadOptions:
         return cls(
             path=path_in(options),
             reader=_name(texts, "reader"),
-            start=_start(texts.get("start", EARLIEST)),
+            start=parse_start(texts.get("start", EARLIEST)),
             columns=_columns(texts.get("columns")),
             max_rows=_count(texts, "maxRows"),
             max_bytes=_count(texts, "maxBytes"),
@@ -190,29 +188,6 @@ class ReadOptions:
             lookup=texts.get("lookup"),
             transactions=texts.get("transactions"),
         )
-
-    def start_in(self, stream: PStream) -> int | str:
-        """Return the start in the form that `PStream` takes."""
-        if not isinstance(self.start, datetime):
-            return self.start
-        stream.refresh()
-        return stream.offset_at(round(self.start.timestamp() * 1e6))
-
-
-def _start(text: str) -> str | int | datetime:
-    if text.lower() in {EARLIEST, LATEST}:
-        return text.lower()
-    if text.isdecimal():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidUsageError(
-            "the start is not valid",
-            start=text,
-            hint="use earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z",
-        ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
+from penstock.checkpointing.p_stream.description import Start
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.trace import trace
 from penstock.errors import InternalError, InvalidUsageError
@@ -266,7 +267,7 @@ class _Reader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         stream = self._plan.stream
-        start = stream.offset_of(self._plan.options.start_in(stream))
+        start = stream.offset_of(self._plan.options.start)
         return self._plan.split(start, stream.end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -318,7 +319,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             )
         return int(offset["offset"])
 
-    def _subscribe(self, start: str | int) -> int:
+    def _subscribe(self, start: Start) -> int:
         self._is_known = True
         stream = self._plan.stream
         if self._options.reader is None:
@@ -326,7 +327,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return stream.subscribe(self._options.reader, start)
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._offset(self._subscribe(self._options.start_in(self._plan.stream)))
+        return self._offset(self._subscribe(self._options.start))
 
     def _begin(self, row: int) -> None:
         """At the first call after each start: check that the next rows are kept, and subscribe the reader."""

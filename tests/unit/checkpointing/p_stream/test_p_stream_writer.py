@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,28 @@ def test_a_forked_process_is_refused_its_parents_writer_and_may_open_its_own(tmp
     assert sorted(all_of(tmp_path / "s")) == [1, 2]
 
 
+def test_a_start_may_be_an_offset_or_a_time_and_is_refused_beyond_the_end(tmp_path: Path) -> None:
+    for n in range(3):
+        with PStreamWriter(tmp_path, SCHEMA) as writer:
+            writer.append(pa.table({"n": [n]}, SCHEMA))
+    times = [datetime.fromtimestamp(one.time_us / 1e6, UTC) for one in PStream(tmp_path).log.commits]
+    starts: dict[Any, int] = {"latest": 3, 2: 2, "1": 1, times[1]: 1, f"{times[2]}": 2, "2020-01-01": 0}
+    for start, offset in starts.items():
+        assert PStreamReader(tmp_path, start=start).offset == offset
+    wrong: tuple[Any, ...] = (-1, True, "newest", "2026-13-01", 1.5)
+    for start in wrong:
+        with pytest.raises(InvalidUsageError, match="the start is not valid"):
+            PStreamReader(tmp_path, start=start)
+    for reader in (None, "late"):
+        with pytest.raises(InvalidUsageError, match=r"ends before this offset: .*wanted=4 end=3"):
+            PStreamReader(tmp_path, reader=reader, start=4)
+    assert PStream(tmp_path).readers() == {}
+    assert PStreamReader(tmp_path, reader="late", start=3).read().num_rows == 0
+    with PStreamWriter(tmp_path, SCHEMA) as writer:
+        writer.append(pa.table({"n": [3]}, SCHEMA))
+    assert PStreamReader(tmp_path, reader="late").read()["n"].to_pylist() == [3]
+
+
 def test_rows_may_be_of_pandas_or_plain_python(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
     frame = pd.DataFrame({"s": ["a", None], "n": [1, 2]}, index=[7, 9])
@@ -327,8 +350,12 @@ def test_rows_may_be_of_pandas_or_plain_python(tmp_path: Path) -> None:
         writer.append({"s": ["e"], "n": [5]})
         wrong: list[tuple[Any, str]] = [
             ([{"n": 6, "t": "x"}], "no such columns: columns=t known=n, s"),
-            ({"s": ["secret"], "n": ["secret"]}, "do not fit the p-stream's columns: kind=Arrow"),
-            (frame.drop(columns="n"), "do not fit the p-stream's columns: kind=KeyError"),
+            ({"s": ["secret"], "n": ["secret"]}, "values do not fit a column.*: column=n type=bigint"),
+            ({"s": pa.array(["secret"]), "n": pa.array(["secret"])}, "column=n type=bigint"),
+            ([{"s": 5, "n": 1}], "values do not fit a column.*: column=s type=string"),
+            ([{"n": 2**70}], "values do not fit a column.*: column=n"),
+            ({"s": ["secret"], "n": [1, 2]}, "columns of the rows differ in length"),
+            (frame.drop(columns="n"), "rows lack columns of the p-stream: columns=n"),
             ([{"s": "secret"}], "a column that is not nullable has nulls: column=n"),
             ("secret", "rows of this type cannot be appended: got=str"),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -189,4 +190,5 @@ def test_a_time_finds_a_place_among_compacted_rows(tmp_path: Path) -> None:
     stream = PStream(tmp_path / "s")
     first, second = (commit.time_us for commit in stream.log.commits)
     compact(stream)
-    assert [stream.offset_at(time) for time in (0, first, second + 10**6)] == [0, 0, 2]
+    times = [datetime.fromtimestamp(us / 1e6, UTC) for us in (0, first, second + 10**6)]
+    assert [stream.offset_of(time) for time in times] == [0, 0, 2]
