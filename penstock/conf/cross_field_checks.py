@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Final
 
 from penstock.conf.document import FieldPath, Problem
 from penstock.conf.file_options import wrong_options
@@ -31,7 +32,7 @@ from penstock.conf.values import choice
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us, window_rows
 
-__all__ = ["find_disagreements", "side_streams"]
+__all__ = ["LATE_STEPS", "find_disagreements", "side_streams"]
 
 
 def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
@@ -86,12 +87,15 @@ def _tables(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, TableSectio
             yield ("database", "initial", name), table
 
 
+LATE_STEPS: Final = ("window", "queue", "union", "join")
+"""The sections of a pipeline that may have ``late_to``."""
+
+
 def side_streams(pipeline: PipelineSections) -> list[tuple[FieldPath, str]]:
     """Return the fields with p-streams of late rows and rejected records, and their locations."""
     sources = [((), pipeline.source), *((place, other.source) for place, other in _others(pipeline))]
     found = [((*place, "source", "reject_to"), getattr(one, "reject_to", None)) for place, one in sources]
-    steps = ("window", "queue", "union", "join")
-    found += [((name, "late_to"), getattr(getattr(pipeline, name), "late_to", None)) for name in steps]
+    found += [((name, "late_to"), getattr(getattr(pipeline, name), "late_to", None)) for name in LATE_STEPS]
     return [(path, location) for path, location in found if location is not None]
 
 

@@ -126,7 +126,7 @@ class Document:
         try:
             # The value is on its own line, so that it may be a flow list or a quoted text, but not a second
             # field.
-            root = yaml.compose(text, Loader=_Loader)
+            root = yaml.compose(text, Loader=PlainLoader)
             problems = [] if root is None else _substitute(root, place, parts)
             value = None if problems else _construct(root, text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -159,11 +159,11 @@ class Document:
         self.places[parts] = place
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's plain types without dates; fields that need dates parse them from text."""
+class PlainLoader(yaml.SafeLoader):
+    """Loads the plain types of YAML, and dates as text; fields that need dates parse the text."""
 
 
-_Loader.yaml_implicit_resolvers = {
+PlainLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -172,7 +172,7 @@ _Loader.yaml_implicit_resolvers = {
 def _construct(node: yaml.Node | None, text: str) -> Any:
     if node is None:
         return None
-    loader = _Loader(text)
+    loader = PlainLoader(text)
     try:
         return loader.construct_document(node)
     finally:
@@ -198,7 +198,7 @@ def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str
             problems.append(describe(line, path, error.fact, error.hint))
             continue
         if node.style is None:
-            resolver: Any = _Loader("")  # its methods have no types
+            resolver: Any = PlainLoader("")  # its methods have no types
             node.tag = resolver.resolve(yaml.ScalarNode, node.value, (True, False))
     return problems
 
@@ -273,7 +273,7 @@ def read_document(text: str, name: str) -> Document:
         name is not text.
     """
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=PlainLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = name if mark is None else f"{name}:{mark.line + 1}"

@@ -10,7 +10,7 @@ no JVM.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -20,7 +20,7 @@ from typing import Any, Final
 from pydantic import ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from penstock.conf.cross_field_checks import find_disagreements
+from penstock.conf.cross_field_checks import LATE_STEPS, find_disagreements
 from penstock.conf.document import Document, FieldPath, PipelineError, Problem, describe, read_document
 from penstock.conf.error_messages import explain_error
 from penstock.conf.kafka_source import KafkaSource
@@ -92,6 +92,7 @@ __all__ = [
     "load_document",
     "load_pipeline",
     "paper_names",
+    "redirect_late_rows",
 ]
 
 FREE_SECTIONS: Final[frozenset[FieldPath]] = frozenset(
@@ -266,6 +267,24 @@ def load_document(reference: str | Path, overrides: Sequence[str] = ()) -> tuple
     return pipeline, document
 
 
+def redirect_late_rows(pipeline: Pipeline, place: Callable[[str], str | None]) -> Pipeline:
+    """Return a pipeline with other p-streams of late rows.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        The pipeline.
+    place : callable
+        Returns the new ``late_to`` of a section that has ``late_to``, by the section's name.
+    """
+    changed = {
+        name: section.model_copy(update={"late_to": place(name)})
+        for name in LATE_STEPS
+        if getattr(section := getattr(pipeline, name), "late_to", None) is not None
+    }
+    return pipeline.model_copy(update=changed)
+
+
 def load_parts(
     reference: str | Path, overrides: Sequence[str] = ()
 ) -> tuple[Pipeline | None, Document, list[str]]:
@@ -287,6 +306,8 @@ def load_parts(
         If the file cannot be read or is not YAML.
     """
     document = _read(str(reference))
+    if isinstance(overrides, str | Mapping):
+        raise InvalidUsageError("overrides are not a list", got=overrides, hint='write ["queue.budget=1"]')
     problems: list[str] = []
     for override in overrides:
         try:

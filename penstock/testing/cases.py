@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import yaml
 
-from penstock.errors import InvalidUsageError
+from penstock.conf.document import PlainLoader
+from penstock.errors import InvalidUsageError, PenstockError
 from penstock.testing.pipelines import PipelineTest, pipeline
 
 __all__ = ["Case", "CaseResult", "cases_beside", "read_cases", "run_case"]
@@ -20,8 +21,9 @@ __all__ = ["Case", "CaseResult", "cases_beside", "read_cases", "run_case"]
 _STEPS: Final = ("given", "advance", "trigger", "expect", "restart", "crash")
 _EXPECTED: Final = (
     "rows", "waiting_keys", "staleness_ms", "late", "dropped", "emitted", "conflated",
-    "committed", "rejected",
+    "committed", "rejected", "late_rows",
 )  # fmt: skip
+_STALENESS: Final = ("avg", "p50", "p95", "max")
 _CASE: Final = ("name", "steps", "start", "schemas", "set")
 
 
@@ -73,7 +75,7 @@ def read_cases(path: Path) -> list[Case]:
         If there is no such file, or it does not hold cases.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), PlainLoader)
     except FileNotFoundError:
         raise InvalidUsageError(
             "there is no file of cases", file=path, hint="write one, or name it with --cases"
@@ -101,10 +103,41 @@ def _case(entry: Any, number: int, path: Path) -> Case:
         _check_known({kind: None}, _STEPS, "a step", context)
         _check_known(one, (kind, "to") if kind == "given" else (kind,), "a step", context)
         content = (one[kind], one.get("to", "source")) if kind == "given" else one[kind]
-        if kind == "expect" and isinstance(content, dict):
-            _check_known(content, _EXPECTED, "expect", context)
+        if kind == "given":
+            _check_rows(one[kind], "given", context)
+        elif kind == "expect":
+            _check_expected(content, context)
         steps.append((kind, content))
     return Case(str(name), str(path), tuple(steps), {key: entry[key] for key in _CASE[2:] if key in entry})
+
+
+def _check_expected(content: Any, context: dict[str, Any]) -> None:
+    if not isinstance(content, dict):
+        _check_rows(content, "expect", context)
+        return
+    _check_known(content, _EXPECTED, "expect", context)
+    for name, value in content.items():
+        if name in ("rows", "late_rows"):
+            _check_rows(value, name, context)
+        elif name != "staleness_ms":
+            _check_number(value, name, context)
+        elif isinstance(value, dict):
+            _check_known(value, _STALENESS, name, context)
+            for part, limit in value.items():
+                _check_number(limit, f"{name}.{part}", context)
+        else:
+            raise InvalidUsageError(f"{name} is not a mapping", hint="write {p95: 1000}", **context)
+
+
+def _check_rows(rows: Any, what: str, context: dict[str, Any]) -> None:
+    if rows is None or (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        return
+    raise InvalidUsageError(f"{what} is not a list of rows", hint="write [{column: value}]", **context)
+
+
+def _check_number(value: Any, what: str, context: dict[str, Any]) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidUsageError(f"{what} is not a number", got=value, **context)
 
 
 def _check_known(given: Mapping[str, Any], known: Sequence[str], what: str, context: dict[str, Any]) -> None:
@@ -117,7 +150,7 @@ def _check_known(given: Mapping[str, Any], known: Sequence[str], what: str, cont
 
 
 def run_case(reference: str, case: Case, overrides: Sequence[str] = ()) -> CaseResult:
-    """Run a case up to the first expectation that is not met.
+    """Run a case up to the first step that fails or whose expectation is not met.
 
     Parameters
     ----------
@@ -131,18 +164,25 @@ def run_case(reference: str, case: Case, overrides: Sequence[str] = ()) -> CaseR
     Raises
     ------
     InvalidUsageError
-        If the pipeline or the case is wrong.
+        If the pipeline is wrong.
     """
     changes = [
         *overrides,
         *(f"{name}={json.dumps(value)}" for name, value in case.options.get("set", {}).items()),
     ]
     options = {name: case.options[name] for name in ("start", "schemas") if name in case.options}
-    with pipeline(reference, changes, **options) as test:
-        for number, (kind, content) in enumerate(case.steps, 1):
-            lines = list(_run_step(test, kind, content))
-            if lines:
-                return CaseResult(case, (f"step {number}, {kind}:", *lines))
+    place = ", ".join(case.options)
+    try:
+        with pipeline(reference, changes, **options) as test:
+            for number, (kind, content) in enumerate(case.steps, 1):
+                place = f"step {number}, {kind}"
+                lines = tuple(_run_step(test, kind, content))
+                if lines:
+                    return CaseResult(case, (f"{place}:", *lines))
+    except PenstockError as error:
+        if not place:
+            raise
+        return CaseResult(case, (f"{place}:", *str(error).replace("--set ", "").splitlines()))
     return CaseResult(case)
 
 
@@ -168,6 +208,8 @@ def _run_step(test: PipelineTest, kind: str, content: Any) -> Iterator[str]:
         for name, value in expected.items():
             if name == "staleness_ms":
                 yield from _differ_in_staleness(value, test.staleness_ms)
+            elif name == "late_rows":
+                yield from _differ(value or [], test.late_rows())
             elif name != "rows" and metrics.get(name, 0) != value:
                 yield f"- {name}: {value}"
                 yield f"+ {name}: {metrics.get(name, 0)}"

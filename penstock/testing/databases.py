@@ -78,6 +78,8 @@ class DatabaseTest:
         InvalidUsageError
             If there is no such procedure, or a column does not fit.
         """
+        if not rows:
+            return []
         results = self._db.run(procedure, pa.Table.from_pylist([dict(row) for row in rows])).to_pylist()
         self.results += [{"procedure": procedure, **one} for one in results]
         return results
@@ -139,6 +141,8 @@ def database(opened: Database) -> Iterator[DatabaseTest]:
     InvalidUsageError
         If a procedure does not compile.
     """
+    if isinstance(opened, str):
+        raise InvalidUsageError("not a database, but a text", got=opened, hint="pass penstock.database(...)")
     with tempfile.TemporaryDirectory(prefix="penstock-test-") as directory:
         test = DatabaseTest(opened, Path(directory) / "database")
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.testing.pipelines import START, LocalTest, parse_start, to_table
+from penstock.testing.pipelines import START, LocalTest, late_place, parse_start, to_table
 
 if TYPE_CHECKING:
     from penstock.dataflow import Graph, Persist
@@ -57,7 +57,7 @@ class GraphTest(LocalTest):
 
         if not isinstance(flow.root, Sink):
             flow = flow.sink("noop")
-        self._graph = _with_readable_sources(flow)
+        self._graph = _without_side_effects(flow, directory)
         self._persist = persist
         nodes = list(topological(flow.root))
         self._tables = {
@@ -98,16 +98,24 @@ def _given(source: Any) -> Any:
     return lambda log: source
 
 
-def _with_readable_sources(flow: Graph) -> Graph:
-    """Change the kind of all sources to a kind that the local engine can read, with or without windows."""
+def _without_side_effects(flow: Graph, directory: Path) -> Graph:
+    """Return the graph that reads sources of the test, and writes late rows into the test's directory.
+
+    The sources have a kind that the local engine can read, with or without windows.
+    """
     from penstock.dataflow.nodes import Source, Window, rebuild, topological
 
     has_windows = any(isinstance(node, Window) for node in topological(flow.root))
+    place_of = late_place(directory)
 
     def change(node: Node) -> Node:
-        if not isinstance(node, Source):
+        if isinstance(node, Source):
+            return replace(node, kind="parquet" if has_windows else "files", options=())
+        options: Any = getattr(node, "options", None)
+        if getattr(options, "late_to", None) is None:
             return node
-        return replace(node, kind="parquet" if has_windows else "files", options=())
+        changed: Any = {"options": replace(options, late_to=place_of(node.name))}
+        return replace(node, **changed)
 
     return replace(flow, root=rebuild(flow.root, change))
 

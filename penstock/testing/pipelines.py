@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -17,6 +17,7 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
+    from penstock.checkpointing.p_stream.reader import PStreamReader
     from penstock.conf.document import Document
     from penstock.conf.pipeline import Pipeline
     from penstock.local_engine.inputs import PushInput
@@ -30,6 +31,9 @@ CrashPoint: TypeAlias = Literal["plan", "write", "commit"]
 
 START: Final = "2026-01-01T00:00:00Z"
 """The time at which a test begins, by default."""
+
+_LATE_ROWS: Final = "late-rows"
+_TIME_HINT: Final = "write a time such as 2026-01-31T12:00:00Z"
 
 
 class LocalTest:
@@ -62,6 +66,7 @@ class LocalTest:
         self._results: dict[int, pa.Table] = {}
         self._taken = -1
         self._is_pending = False
+        self._late_rows: dict[str, PStreamReader] = {}
         self.metrics: list[dict[str, Any]] = []
         """The metrics of each committed micro-batch, in the form of `penstock.metrics`."""
         self._running: LocalGraph = self._open()
@@ -154,6 +159,31 @@ class LocalTest:
         new = [table for number, table in sorted(self._results.items()) if number > self._taken]
         self._taken = max(self._results, default=-1)
         return pa.concat_tables([self._schema.empty_table(), *new])
+
+    def late_rows(self) -> list[dict[str, Any]]:
+        """Return the rows since the last call that an operator with ``late_to`` dropped, in order.
+
+        The test keeps these rows in a temporary directory; the p-stream that ``late_to`` names stays as it
+        is. Like `rows`, it triggers first if rows wait.
+
+        Raises
+        ------
+        InvalidUsageError
+            If no operator has ``late_to``.
+        """
+        from penstock.checkpointing.p_stream.reader import PStreamReader
+
+        if self._is_pending:
+            self.trigger()
+        late = self._directory / _LATE_ROWS
+        if not late.exists():
+            raise InvalidUsageError("no operator keeps its late rows", hint="give it late_to")
+        found: list[dict[str, Any]] = []
+        for place in sorted(late.iterdir()):
+            if place.name not in self._late_rows:
+                self._late_rows[place.name] = PStreamReader(place)
+            found += self._late_rows[place.name].read().to_pylist()
+        return found
 
     @property
     def _schema(self) -> pa.Schema:
@@ -313,19 +343,34 @@ def pipeline(
     ...     [row["price"] for row in test.rows()]
     [1.0]
     """
-    from penstock.conf.pipeline import load_document
+    from penstock.conf.pipeline import load_document, redirect_late_rows
 
     loaded, document = load_document(str(reference), overrides)
     begin = parse_start(start)
     query = loaded.query.model_copy(update={"checkpoint": None, "state_location": None})
     loaded = loaded.model_copy(update={"query": query, "engine": "local"})
     with tempfile.TemporaryDirectory(prefix="penstock-test-") as directory:
-        yield PipelineTest(loaded, document, Path(directory), schemas or {}, begin)
+        quiet = redirect_late_rows(loaded, late_place(Path(directory)))
+        yield PipelineTest(quiet, document, Path(directory), schemas or {}, begin)
+
+
+def late_place(directory: Path) -> Callable[[str], str]:
+    """Return a function from an operator's name to the temporary p-stream of its late rows."""
+    return lambda name: str(directory / _LATE_ROWS / name)
 
 
 def parse_start(start: str | datetime) -> datetime:
-    """Return the time at which a test begins. A time without a zone is in UTC."""
-    begin = datetime.fromisoformat(start) if isinstance(start, str) else start
+    """Return the time at which a test begins. A time without a zone is in UTC.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a text is not a time.
+    """
+    try:
+        begin = datetime.fromisoformat(start) if isinstance(start, str) else start
+    except ValueError:
+        raise InvalidUsageError("the start is not a time", start=start, hint=_TIME_HINT) from None
     return begin if begin.tzinfo else begin.replace(tzinfo=UTC)
 
 
@@ -337,39 +382,69 @@ def to_table(
     Raises
     ------
     InvalidUsageError
-        If a row has another column, or a value does not fit.
+        If the rows are neither a table nor mappings, a row has another column, or a value does not fit.
     """
     from penstock.conf.values import did_you_mean
 
     if isinstance(rows, pa.Table):
         names: list[str] = rows.column_names
-    else:
+    elif isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
         names = list(dict.fromkeys(name for row in rows for name in row))
+    else:
+        raise InvalidUsageError(
+            "the rows are neither a list of mappings nor an Arrow table", got=type(rows).__name__
+        )
     for name in names:
         if name not in schema.names:
             hint = did_you_mean(name, schema.names, f"the columns are {', '.join(schema.names)}")
             raise InvalidUsageError(f"the {owner} has no column {name!r}", hint=hint)
     if isinstance(rows, pa.Table):
         columns = [
-            rows.column(field.name) if field.name in names else pa.nulls(rows.num_rows, field.type)
+            _cast(rows.column(field.name), field)
+            if field.name in names
+            else pa.nulls(rows.num_rows, field.type)
             for field in schema
         ]
-        return pa.table(columns, names=schema.names).cast(schema)
+        return pa.table(columns, schema=schema)
     arrays = [_array([row.get(field.name) for row in rows], field) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
-    if pa.types.is_timestamp(field.type):
-        values = [datetime.fromisoformat(value) if isinstance(value, str) else value for value in values]
-        if field.type.tz is not None:
-            values = [
-                value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
-                for value in values
-            ]
+def _cast(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
     try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _misfit(field, error) from None
+
+
+def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
+    try:
+        if pa.types.is_timestamp(field.type):
+            values = [_moment(value, has_zone=field.type.tz is not None) for value in values]
+        elif pa.types.is_date(field.type):
+            values = [date.fromisoformat(value) if isinstance(value, str) else value for value in values]
         return pa.array(values, field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise InvalidUsageError(
-            "a value does not fit its column", column=field.name, type=field.type, reason=str(error)
-        ) from None
+    except (ValueError, pa.ArrowTypeError) as error:
+        raise _misfit(field, error) from None
+
+
+def _moment(value: Any, *, has_zone: bool) -> Any:
+    """Return the time that a value means; times without a zone are in UTC.
+
+    Raises
+    ------
+    ValueError
+        If a text is not a time, or the value is a number, whose unit and origin are not known.
+    """
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    if isinstance(moment, int | float):
+        raise ValueError(f"{moment} is a number; {_TIME_HINT}")
+    if has_zone and isinstance(moment, datetime) and moment.tzinfo is None:
+        return moment.replace(tzinfo=UTC)
+    return moment
+
+
+def _misfit(field: pa.Field[Any], error: Exception) -> InvalidUsageError:
+    return InvalidUsageError(
+        "a value does not fit its column", column=field.name, type=field.type, reason=str(error)
+    )

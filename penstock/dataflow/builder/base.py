@@ -42,6 +42,18 @@ class GraphBase:
             )
         return self.root
 
+    @staticmethod
+    def _input_of(other: object, node: str) -> Node:
+        """Return the last operator of a graph that is an input of `node`."""
+        if not isinstance(other, GraphBase):
+            raise InvalidUsageError(
+                "an input is not a graph",
+                got=type(other).__name__,
+                node=node,
+                hint="name keys by keyword",
+            )
+        return other._ready()
+
     def _open(self, kind: str, name: str | None) -> str:
         """Check that an operator may follow, and return its name."""
         if isinstance(self.root, Sink):

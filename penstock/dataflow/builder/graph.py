@@ -312,9 +312,18 @@ class Graph(Windows, Streams):
         )
 
     def lookup(
-        self, table: str, schema: pa.Schema, *, on: str | Sequence[str], name: str | None = None
+        self, table: str, schema: pa.Schema | str | Any, *, on: str | Sequence[str], name: str | None = None
     ) -> Self:
         """Join the stream with a static table by columns of the same name (inner join).
+
+        Parameters
+        ----------
+        table : str
+            The name under which `penstock.start_graph` gets the table.
+        schema : pyarrow.Schema, str or DataFrame
+            The table's columns, as for `source`.
+        on : str or sequence of str
+            The columns to join by.
 
         Raises
         ------
@@ -328,7 +337,7 @@ class Graph(Windows, Streams):
                 node_name,
                 (self.root,),
                 table,
-                schema,
+                _schema_of(schema),
                 tuple(self._column(column_name, node_name) for column_name in names),
             )
         )

@@ -79,7 +79,7 @@ class Streams(GraphBase):
         queue_options = make_options(
             QueueOptions, options, (*UnionArguments.__annotations__, "prefer"), node=node_name
         )
-        inputs = (self.root, *(other._ready() for other in others))
+        inputs = (self.root, *(self._input_of(other, node_name) for other in others))
         names = (key,) if isinstance(key, str) else tuple(key)
         if bool(names) != bool(time):
             raise InvalidUsageError(
@@ -162,7 +162,7 @@ class Streams(GraphBase):
         inputs = [
             node if condition is None else mark_input(node, condition, f"{node_name}_{side}_deletes")
             for side, node, condition in zip(
-                ("left", "right"), (self.root, other._ready()), conditions, strict=True
+                ("left", "right"), (self.root, self._input_of(other, node_name)), conditions, strict=True
             )
         ]
         join = Join(

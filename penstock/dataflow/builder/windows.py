@@ -201,7 +201,7 @@ class Windows(GraphBase):
         node_name = self._open("join_windows", name)
         names = (on,) if isinstance(on, str) else tuple(on)
         columns = tuple(self._column(column_name, node_name) for column_name in names)
-        join = WindowJoin(node_name, (self.root, other._ready()), columns)
+        join = WindowJoin(node_name, (self.root, self._input_of(other, node_name)), columns)
         if any(_window_of(side).options.late_to is not None for side in join.inputs):
             raise InvalidUsageError(
                 "windows that are joined cannot write their late rows",

@@ -36,10 +36,13 @@ def test(
     """
     with errors(debug=debug):
         from penstock._clock import monotonic_s
+        from penstock.conf.pipeline import load_pipeline
         from penstock.errors import InvalidUsageError
         from penstock.testing.cases import cases_beside, read_cases, run_case
 
         place = cases or cases_beside(pipeline)
+        if not place.exists():
+            load_pipeline(pipeline, overrides or [])  # if the pipeline is missing, too, its error comes first
         chosen = [case for case in read_cases(place) if only is None or only in case.name]
         if not chosen:
             raise InvalidUsageError("no case has such a name", only=only, file=place)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
 from penstock.checkpointing.files import absolute_location, open_files
 from penstock.conf.document import Document
-from penstock.conf.pipeline import Pipeline
+from penstock.conf.pipeline import Pipeline, redirect_late_rows
 from penstock.dataflow.checkpoint import directory_names, safe_name
 from penstock.jobs.local.pipeline import Places, bind_graph, parallel_of
 from penstock.jobs.replay.recording import Checkpoint, Recording
@@ -133,9 +132,5 @@ def _without_side_effects(pipeline: Pipeline) -> Pipeline:
     The pipeline may still name p-streams for rejected records, because a `Builder` without subscriptions
     writes none.
     """
-    quiet: dict[str, Any] = {"query": pipeline.query.model_copy(update={"state_location": None})}
-    for name in ("queue", "union", "join", "window"):
-        section = getattr(pipeline, name)
-        if getattr(section, "late_to", None) is not None:
-            quiet[name] = section.model_copy(update={"late_to": None})
-    return pipeline.model_copy(update=quiet)
+    query = pipeline.query.model_copy(update={"state_location": None})
+    return redirect_late_rows(pipeline.model_copy(update={"query": query}), lambda section: None)

@@ -39,6 +39,9 @@ READ = graph("loads").source("readings", READINGS)
 PLUGS = pa.schema({"plug": pa.int32(), "house": pa.string()})
 
 
+NAMES: Any = ("plug", "time")
+
+
 def _typo(**options: Any) -> Any:
     """Return options that no type checker lets pass."""
     return options
@@ -400,6 +403,7 @@ def _queue() -> Graph:
         (lambda: readings("a").union(readings("b").select("load")), "streams of a union differ"),
         (lambda: readings("a").union(_queue().select("*"), name="u"), "update keys of a union differ"),
         (lambda: readings().lookup("plugs", PLUGS, on="house"), "no column 'house'"),
+        (lambda: readings().union(*NAMES), "an input is not a graph: got=str node=union"),
         (lambda: counted("count(DISTINCT load)", "mode(load)"), "do not support this aggregate: name=b"),
         (lambda: counted("count(DISTINCT load, plug)"), "do not support this aggregate: name=a"),
         (nested, "a nested type cannot be counted: expression=window type=struct"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -58,12 +59,23 @@ def test_windows_joins_and_lookups_of_python(penstock_graph: OpenGraph) -> None:
     assert [(one["n"], one["total"]) for one in test.rows()] == [(2, 5.0)]
     table = penstock.graph("g").source("s", COLUMNS)
 
-    names = pa.schema([("k", pa.string()), ("name", pa.string())])
-    test = penstock_graph(
-        table.lookup("names", names, on="k"), tables={"names": [{"k": "a", "name": "Anna"}]}
-    )
-    test.send([row("a", 1, 1), row("b", 1, 1)])
-    assert [one["name"] for one in test.rows()] == ["Anna"]
+    for names in (pa.schema([("k", pa.string()), ("name", pa.string())]), "k STRING, name STRING"):
+        test = penstock_graph(
+            table.lookup("names", names, on="k"), tables={"names": [{"k": "a", "name": "Anna"}]}
+        )
+        test.send([row("a", 1, 1), row("b", 1, 1)])
+        assert [one["name"] for one in test.rows()] == ["Anna"]
+
+
+def test_late_rows_of_a_graph_stay_in_the_test(penstock_graph: OpenGraph, tmp_path: Path) -> None:
+    flow = penstock.graph("g").source("quotes", COLUMNS)
+    test = penstock_graph(flow.update_queue("k", "ts", late_to=tmp_path / "late"))
+    test.send([row("a", 5, 1)])
+    assert (len(test.rows()), test.late_rows()) == (1, [])
+    test.send([row("a", 3, 2)])
+    assert [(one["v"], one["reason"]) for one in test.late_rows()] == [(2.0, "late")]
+    assert test.late_rows() == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_own_operator_behind_a_p_stream(penstock_graph: OpenGraph) -> None:

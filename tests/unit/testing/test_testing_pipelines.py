@@ -136,6 +136,15 @@ def test_rows_that_do_not_fit_are_refused(quotes: str, penstock_pipeline: OpenPi
         test.send([{"k": "a", "vv": 1}])
     with pytest.raises(InvalidUsageError, match="does not fit its column: column=v"):
         test.send([{"k": "a", "v": "much"}])
+    with pytest.raises(InvalidUsageError, match=r"column=ts .*reason=Invalid isoformat string: 'soon'"):
+        test.send([{"k": "a", "ts": "soon"}])
+    with pytest.raises(InvalidUsageError, match="column=v "):
+        test.send(pa.table({"k": ["a"], "v": ["much"]}))
+    for rows in ({"k": "a"}, ({"k": key} for key in "ab"), "a", ["a"]):
+        with pytest.raises(InvalidUsageError, match="neither a list of mappings nor an Arrow table"):
+            test.send(rows)
+    with pytest.raises(InvalidUsageError, match=r"overrides are not a list: got=queue.budget=1"):
+        penstock_pipeline(quotes, "queue.budget=1")
 
 
 def test_a_function_that_makes_other_rows_at_a_second_run_is_found(
@@ -266,21 +275,109 @@ def test_a_case_that_fails_shows_the_difference(quotes: str) -> None:
         ("waiting_keys: 1", "waiting: 1", "expect has no 'waiting'"),
         ("cases:", "case:", "the file has no cases"),
         ("  - restart", "  - 7", "a step is neither a name nor a mapping"),
-        ("{k: a, v: 3", "{k: a, w: 3", ""),
+        ("waiting_keys: 1", "waiting_keys: few", "waiting_keys is not a number: got=few"),
+        ("{max: 5000}", "{mx: 5000}", "staleness_ms has no 'mx'"),
+        ("{max: 5000}", "{max: low}", "staleness_ms.max is not a number: got=low"),
+        ("{max: 5000}", "5", "staleness_ms is not a mapping"),
+        ("rows: [{k: b}]", "rows: [b]", "rows is not a list of rows"),
+        ("expect: [{k: a, v: 3, ts: 2026-01-01T00:00:03Z}]", "given: {k: a}", "given is not a list of rows"),
     ],
 )
-def test_what_is_wrong_with_cases_is_told(quotes: str, old: str, new: str, fact: str) -> None:
+def test_what_is_wrong_with_cases_is_told_before_one_runs(quotes: str, old: str, new: str, fact: str) -> None:
     assert old in CASES
     code, text = run_cases(quotes, CASES.replace(old, new))
-    if fact:
-        assert code == 2, text
-        assert fact in text
-    else:
-        assert code == 1
-        assert "the results have no column w: they have k, ts, v" in text
+    assert code == 2, text
+    assert fact in text
+    assert "case=" in text or fact == "the file has no cases"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "fact"),
+    [
+        (
+            "expect: [{k: a, v: 3",
+            "expect: [{k: a, w: 3",
+            "step 2, expect:",
+            "no column w: they have k, ts, v",
+        ),
+        ("{k: a, ts: 2026-01-01T00:00:01Z, v: 1}", "{kk: a}", "step 1, given:", "no column 'kk'"),
+        ("v: 1}", "v: much}", "step 1, given:", "does not fit its column: column=v"),
+        ("00:00:01Z", "noon", "step 1, given:", "column=ts"),
+        ("2026-01-01T00:00:01Z", "2026-02-30T00:00:01Z", "step 1, given:", "column=ts"),
+        (
+            "2026-01-01T00:00:01Z",
+            "1767225601",
+            "step 1, given:",
+            "1767225601 is a number; write a time such as",
+        ),
+    ],
+)
+def test_a_step_that_is_wrong_fails_its_case_and_the_other_cases_run(
+    quotes: str, old: str, new: str, place: str, fact: str
+) -> None:
+    first, second = CASES.split("  - name: keys wait", 1)
+    assert old in first, old
+    code, text = run_cases(quotes, first.replace(old, new, 1) + "  - name: keys wait" + second)
+    assert code == 1, text
+    assert place in text
+    assert fact in text
+    assert "1 passed, 1 failed" in text
+
+
+def test_an_override_or_start_of_a_case_that_is_wrong_fails_the_case(quotes: str) -> None:
+    changed = CASES.replace("policy: fifo", "polcy: fifo")
+    assert changed != CASES
+    code, text = run_cases(quotes, changed)
+    assert (code, "1 passed, 1 failed" in text, "--set" in text) == (1, True, False), text
+    assert "set:" in text
+    assert "did you mean 'policy'" in text
+    code, text = run_cases(quotes, CASES.replace("    steps:", "    start: soon\n    steps:", 1))
+    assert (code, "the start is not a time: start=soon" in text) == (1, True), text
+
+
+LATE = """
+source: {type: files, format: json, path: nowhere, schema: "k STRING, ts TIMESTAMP, v DOUBLE"}
+window: {time: ts, size: 10 s, late_to: PLACE/late}
+group_by: [k]
+aggregates: {n: count(*)}
+sink: {type: console}
+"""
+LATE_CASES = """
+cases:
+  - name: a row behind the watermark is late
+    steps:
+      - given: [{k: a, ts: 2026-01-01T00:00:01Z}, {k: a, ts: 2026-01-01T00:00:21Z}]
+      - expect: {rows: [{k: a, n: 1}], late_rows: []}
+      - given: [{k: b, ts: 2026-01-01T00:00:05Z, v: 7}]
+      - crash: write
+      - expect: {rows: [], late: 1, late_rows: [{k: b, v: 7, reason: late}]}
+      - restart
+      - expect: {late_rows: []}
+"""
+
+
+def test_a_test_sees_late_rows_and_leaves_the_real_p_stream_alone(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(LATE.replace("PLACE", str(tmp_path)))
+    (tmp_path / "p.cases.yaml").write_text(LATE_CASES)
+    ran = CliRunner().invoke(app, ["test", str(tmp_path / "p.yaml")])
+    assert ran.exit_code == 0, ran.output
+    wrong = LATE_CASES.replace("reason: late", "reason: early")
+    (tmp_path / "p.cases.yaml").write_text(wrong)
+    ran = CliRunner().invoke(app, ["test", str(tmp_path / "p.yaml")])
+    assert '+k: "b", v: 7, reason: "late"' in ran.output
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["p.cases.yaml", "p.yaml"]
+
+
+def test_without_late_to_there_are_no_late_rows(quotes: str, penstock_pipeline: OpenPipeline) -> None:
+    with pytest.raises(InvalidUsageError, match=r"no operator keeps its late rows. Hint: give it late_to"):
+        penstock_pipeline(quotes).late_rows()
 
 
 def test_a_missing_file_of_cases_is_told(quotes: str) -> None:
     ran = CliRunner().invoke(app, ["test", quotes])
     assert ran.exit_code == 2
     assert "there is no file of cases" in ran.output
+    ran = CliRunner().invoke(app, ["test", "nowhere.yaml"])
+    assert ran.exit_code == 2
+    assert "nowhere.yaml: " in ran.output
+    assert "cases" not in ran.output
