@@ -72,9 +72,12 @@ _INTERVAL = 0.5
 """A trigger interval is this share of a cycle that uses up the budget."""
 LONGEST_INTERVAL = 0.2
 """A trigger interval is at most this share of the tightest limit."""
-_PACED = (0.95, 1.1)
-"""A cycle between these multiples of the trigger interval is assumed to have waited for the trigger: the task
+_LONGEST_PACED = 1.1
+"""A cycle up to this multiple of the bucket's trigger interval may have waited for the trigger. The query has
+the least interval of all buckets, so its cycles may be shorter. They may be a little longer, because the task
 starts a little earlier or later after each trigger."""
+_TRIAL = 1.5
+"""To learn the cost of a tuple, a micro-batch serves this multiple of what recent ones served."""
 _FIRST_ROWS = 1024
 _ROWS_GROWTH = 4.0
 """A micro-batch serves at most this multiple of the rows that recent micro-batches served, because the cost
@@ -96,7 +99,7 @@ class Fit:
         The variance of the number of tuples, and its covariance with the duration.
     slope_us : float
         The cost of a tuple, estimated from cycles with different numbers of tuples. While all cycles serve
-        equally many tuples, the estimate does not change.
+        equally many tuples (`is_certain` is false), the estimate does not change.
     row_us : float
         Mean cost of a tuple within the operator; 0 while unknown.
     """
@@ -118,6 +121,15 @@ class Fit:
         """The fixed cost of a cycle."""
         return max(self.cycle_us - self.cost_us * self.rows, 0.0)
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether the numbers of tuples differed enough to tell the cost of a tuple from the fixed cost."""
+        return self.variance > self._doubt
+
+    @property
+    def _doubt(self) -> float:
+        return (_SPREAD * self.rows) ** 2 + 1e-9
+
     def expect(self, rows: float) -> float:
         """Return the expected duration of a cycle."""
         return self.fixed_us + self.cost_us * rows
@@ -134,10 +146,10 @@ class Fit:
         mean, mean_us = self.rows + weight * more, self.cycle_us + weight * longer
         variance = (1 - weight) * (self.variance + weight * more * more)
         covariance = (1 - weight) * (self.covariance + weight * more * longer)
-        doubt = (_SPREAD * mean) ** 2 + 1e-9
-        error_us = (covariance - self.cost_us * variance) / (variance + doubt)
-        slope_us = min(max(self.cost_us + error_us, 0.0), mean_us / max(mean, 1e-9))
-        return Fit(mean, mean_us, variance, covariance, slope_us, self.row_us)
+        fit = Fit(mean, mean_us, variance, covariance, self.slope_us, self.row_us)
+        error_us = (covariance - self.slope_us * variance) / (variance + fit._doubt)
+        slope_us = min(max(self.slope_us + error_us, 0.0), mean_us / max(mean, 1e-9))
+        return replace(fit, slope_us=slope_us)
 
 
 def _read_fit(fields: Fields) -> Fit:
@@ -325,12 +337,11 @@ def plan(
     longest_us = max(promise.limit_us for promise in contract.promises)
     dearest_us = rest_us = 0.0
     if state.started_us and cycle_us > 0:
-        busy = state.left > 0 or (since_us is not None and since_us <= state.finished_us)
-        earliest_us, latest_us = (share * state.interval_us for share in _PACED)
-        busy = busy and not earliest_us <= cycle_us <= latest_us
+        waited = state.left > 0 or (since_us is not None and since_us <= state.finished_us)
+        busy = waited and cycle_us > _LONGEST_PACED * state.interval_us
         if busy:
             rest_us = float(started_us - state.finished_us)
-        if busy or cycle_us < fit.expect(state.served):
+        if busy or (waited and not fit.cycle_us) or cycle_us < fit.expect(state.served):
             expected_us = fit.expect(state.served)
             usual_us = max(expected_us, fit.cycle_us) if fit.cycle_us else longest_us
             if doubted is None and cycle_us > _LONGEST_JUMP * usual_us:
@@ -357,8 +368,14 @@ def plan(
         budget_us = target_us / 2
     elif abs(target_us - budget_us) > _LEAST_CHANGE * budget_us:
         budget_us += (target_us - budget_us) / 2
+    needs = []
+    for limit_us, work_us in zip(limits, works, strict=True):
+        most_us = greatest_work(limit_us, fit.fixed_us)
+        needs.append(work_us / most_us if most_us > 0.0 else math.inf)
     most = max(_FIRST_ROWS, int(_ROWS_GROWTH * state.reached))
     rows = max(min(int(budget_us / max(fit.cost_us, dearest_us)), most), 1)
+    if state.left and max(needs) > 1.0 and doubted is None and not fit.is_certain:
+        rows = max(rows, math.ceil(_TRIAL * fit.rows))
     now = replace(
         state,
         fit=fit,
@@ -369,10 +386,6 @@ def plan(
         doubted=doubted,
         rest_us=rest_us,
     )
-    needs = []
-    for limit_us, work_us in zip(limits, works, strict=True):
-        most_us = greatest_work(limit_us, fit.fixed_us)
-        needs.append(work_us / most_us if most_us > 0.0 else math.inf)
     urgent = (int(limit_us - 2 * now.cycle_us) for limit_us in limits)
     return now, Decision(rows, max(int(2 * budget_us), 1), tuple(urgent), tuple(needs))
 
@@ -408,7 +421,7 @@ def settle(
     fit, classes = state.fit, []
     if served:
         sample = serving_us / served
-        known = fit.row_us or sample
+        known = min(fit.row_us or sample, _LONGEST_JUMP * sample)  # kernels may have been compiled
         row_us = known + _LEARNING * (min(sample, _LONGEST_JUMP * known) - known)
         fit = replace(fit, row_us=max(row_us, 1e-3))
     # Expect the same time as in the last cycle, because a fit learns only a part of each cycle.

@@ -290,6 +290,35 @@ def test_a_slow_sink_counts_and_its_break_is_reported_in_time(caplog: pytest.Log
     assert "promise of freshness broken" in warnings[0].message
 
 
+@pytest.mark.parametrize("buckets", [1, 2])
+def test_a_first_micro_batch_that_compiles_kernels_is_soon_forgotten(buckets: int) -> None:
+    def engine(second: int) -> Engine:
+        return Engine(1_000_000, 20_000_000 if second < 15 else 20, sink_us=5_000)
+
+    contract = contract_of("8 s")
+    rows = Traffic(lambda second: 1_000, 90)
+    batches = run(rows, contract, engine, new_queues(contract, buckets))
+    assert batches[0].ended_us > 20 * SECOND
+    assert within(since(batches, 60)) > 0.95
+    assert batches[-1].metrics.freshness["all"].is_kept
+
+
+def test_a_cost_that_was_learned_from_few_tuples_is_tried() -> None:
+    # Each micro-batch served one tuple, so nothing told the cost of a tuple from the fixed cost.
+    trapped = ControllerState(
+        Fit(1.0, 1_000_000.0, 0.0, 0.0, 1_000_000.0, 50.0), (ClassState(100.0),), 1_000_000.0, 1, 1.0,
+        50_497_475, 50_497_525, 1, 99,
+    )  # fmt: skip
+    contract = contract_of("8 s")
+    queue = new_queues(contract)[0]
+    queue.controller = trapped
+    rows, arrived = Traffic(lambda second: 1_000 if second > 50 else 0, 80).rows()
+    engine = Engine(994_950, 50, sink_us=5_000)
+    batches = list(run_micro_batches([queue], rows, arrived, lambda now: engine, contract))
+    assert batches[0].metrics.budget_rows <= 2
+    assert within(since(batches, 70)) > 0.95
+
+
 def test_a_fixed_cost_above_the_limit_is_named() -> None:
     batches = run(Traffic(lambda second: 100, 20), contract_of("500 ms"), Engine(600_000, 100))
     last = batches[-1].metrics.freshness["all"]
@@ -429,7 +458,9 @@ def test_downtime_is_no_fixed_cost_until_two_cycles_in_a_row_are_so_long(pause: 
         assert ControllerState.from_fields(Fields(json.loads(json.dumps(done.to_json())))) == done
         return plan(contract, done, [150], state.started_us + cycle)
 
-    usual = round(before.fit.expect(before.served))
+    usual = round(before.fit.expect(100))
+    for _ in range(20):
+        before, _ = plan_after(before, usual)
     after, decision = plan_after(before, pause)
     assert after.fit.fixed_us < 2 * before.fit.fixed_us
     assert np.isfinite(decision.needs[0])
@@ -457,6 +488,29 @@ def test_results_are_late_while_a_slow_sink_has_them() -> None:
         begin += gone
     assert not any(broken[:38])
     assert broken[38:] == [True, True]  # the length of the first slow cycle is unknown until it has ended
+
+
+def test_a_cycle_that_another_bucket_has_paced_is_no_time_of_the_sink() -> None:
+    contract = contract_of("8 s")
+    fit = Fit(rows=20.0, cycle_us=400_000.0, row_us=100.0)
+    before = ControllerState(
+        fit, (ClassState(),), 2e6, started_us=9 * SECOND, limit=100, interval_us=1_200_000
+    )
+
+    def plan_after(cycle_us: int, left: int = 0) -> ControllerState:
+        done = settle(
+            contract, before, [Staleness()], 9_010_000, served=20, left=left, serving_us=2_000
+        )  # fmt: skip
+        begin = before.started_us + cycle_us
+        return plan(contract, done, [20], begin, begin - cycle_us + 10_000)[0]
+
+    # Another bucket may have chosen 500 ms, so the cycle tells only that the work took no longer.
+    paced = plan_after(500_000)
+    assert (paced.rest_us, paced.fit.fixed_us) == (0.0, pytest.approx(fit.fixed_us))
+    assert plan_after(300_000).fit.fixed_us < fit.fixed_us
+    # It did not wait: it took longer than the bucket's own interval, or keys waited.
+    assert plan_after(1_500_000).rest_us == 1_490_000
+    assert plan_after(500_000, left=1).rest_us == 490_000
 
 
 def test_a_pause_after_the_first_micro_batch_is_no_cost() -> None:
