@@ -7,7 +7,7 @@ import math
 from typing import Any, Protocol
 
 from penstock.operators.freshness.contract import FreshnessContract
-from penstock.operators.freshness.controller import MARGIN, ControllerState, Decision, fade, plan, settle
+from penstock.operators.freshness.controller import MARGIN, ControllerState, Decision, plan, settle
 from penstock.operators.freshness.standing import Standing
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.serve import Budget
@@ -109,7 +109,7 @@ class ContractControl:
             standing = Standing(
                 promise.limit_us, self._contract.share, parts[number], one.late_us, one.time_us,
                 needs if math.isfinite(needs) else None, after.fit.fixed_us,
-                before.classes[number].late_us * fade(promise, before, finished_us), finished_us,
+                before.classes[number].at(promise, finished_us).late_us, finished_us,
             )  # fmt: skip
             metrics.freshness[promise.name] = standing
             if self._place is not None and one.broken != before.classes[number].broken:

@@ -31,19 +31,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpointing.fields import Fields
-from penstock.operators.freshness.contract import FreshnessContract, Promise
+from penstock.operators.freshness.class_state import ClassState, Stretch, read_class
+from penstock.operators.freshness.contract import FreshnessContract
 
 if TYPE_CHECKING:
     from penstock.operators.scheduling.staleness import Staleness
 
 __all__ = [
     "LONGEST_INTERVAL",
-    "ClassState",
     "ControllerState",
     "Decision",
     "Fit",
     "allowed_budgets",
-    "fade",
     "greatest_work",
     "plan",
     "settle",
@@ -63,9 +62,9 @@ _SPREAD = 0.1
 cost of a tuple."""
 _LONGEST_JUMP = 4.0
 """A cycle that takes more than this multiple of the expected duration may be a pause, such as downtime. It is
-learned only if the next measured cycle is surprisingly long as well. Until then, a micro-batch serves as few
-rows as if the long cycle were the cost of its rows. A learned cycle is capped at this multiple of the
-expected or promised duration, so that it fades quickly."""
+learned only if the next measured cycle is surprisingly long as well. Until then, a micro-batch serves as many
+rows as would take a surprisingly long time if the long cycle were the cost of its rows. A learned cycle is
+capped at this multiple of the expected or promised duration, so that it fades quickly."""
 _LEAST_CHANGE = 0.15
 """A budget, or a trigger interval, changes only by more than this share."""
 _INTERVAL = 0.5
@@ -83,8 +82,6 @@ _ROWS_GROWTH = 4.0
 """A micro-batch serves at most this multiple of the rows that recent micro-batches served, because the cost
 of a row may grow with the number of rows."""
 _ROWS_DECAY = 0.9
-_WINDOW_US = 2_000_000.0
-"""The promise is measured over about this time, or twice the limit if that is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,27 +154,6 @@ def _read_fit(fields: Fields) -> Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassState:
-    """The controller's memory of one promise.
-
-    Attributes
-    ----------
-    waiting : float
-        Smoothed number of waiting keys before serving.
-    late_us, time_us : float
-        The time during which keys were staler than the limit, and the total time, each summed over keys.
-        Older times decay exponentially.
-    broken : bool
-        Whether the promise is broken.
-    """
-
-    waiting: float = 0.0
-    late_us: float = 0.0
-    time_us: float = 0.0
-    broken: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ControllerState:
     """The controller's memory of one bucket.
 
@@ -240,10 +216,7 @@ class ControllerState:
         newer = [name for name in ("interval_us",) if fields.has(name)]
         state = ControllerState(
             _read_fit(fields.fields("fit")),
-            tuple(
-                ClassState(one.real("waiting"), one.real("late_us"), one.real("time_us"), one.flag("broken"))
-                for one in fields.objects("classes")
-            ),
+            tuple(read_class(one) for one in fields.objects("classes")),
             fields.real("budget_us"),
             fields.count("limit"),
             fields.real("reached"),
@@ -335,7 +308,7 @@ def plan(
     fit, doubted = state.fit, state.doubted
     cycle_us = started_us - state.started_us
     longest_us = max(promise.limit_us for promise in contract.promises)
-    dearest_us = rest_us = 0.0
+    dearest_us = trial_us = rest_us = 0.0
     if state.started_us and cycle_us > 0:
         waited = state.left > 0 or (since_us is not None and since_us <= state.finished_us)
         busy = waited and cycle_us > _LONGEST_PACED * state.interval_us
@@ -347,8 +320,9 @@ def plan(
             if doubted is None and cycle_us > _LONGEST_JUMP * usual_us:
                 doubted = fit.add(state.served, cycle_us, longest_us)
                 dearest_us = min(cycle_us, _LONGEST_JUMP * longest_us) / max(state.served, 1)
+                trial_us = _SURPRISE * usual_us
             else:
-                if doubted is not None and cycle_us > _SURPRISE * expected_us:
+                if doubted is not None and cycle_us > _SURPRISE * usual_us:
                     fit = replace(doubted, row_us=fit.row_us)
                 fit, doubted = fit.add(state.served, cycle_us, longest_us), None
     known = state.classes or (ClassState(),) * len(contract.promises)
@@ -373,7 +347,10 @@ def plan(
         most_us = greatest_work(limit_us, fit.fixed_us)
         needs.append(work_us / most_us if most_us > 0.0 else math.inf)
     most = max(_FIRST_ROWS, int(_ROWS_GROWTH * state.reached))
-    rows = max(min(int(budget_us / max(fit.cost_us, dearest_us)), most), 1)
+    rows = int(budget_us / fit.cost_us)
+    if dearest_us:  # so few that the usual cycle is exceeded only if the rows are this expensive
+        rows = min(rows, math.ceil(max(budget_us, trial_us) / dearest_us))
+    rows = max(min(rows, most), 1)
     if state.left and max(needs) > 1.0 and doubted is None and not fit.is_certain:
         rows = max(rows, math.ceil(_TRIAL * fit.rows))
     now = replace(
@@ -388,12 +365,6 @@ def plan(
     )
     urgent = (int(limit_us - 2 * now.cycle_us) for limit_us in limits)
     return now, Decision(rows, max(int(2 * budget_us), 1), tuple(urgent), tuple(needs))
-
-
-def fade(promise: Promise, state: ControllerState, finished_us: int) -> float:
-    """Return the weight of what was measured before a micro-batch, once this micro-batch has ended."""
-    passed_us = finished_us - state.finished_us if state.finished_us else 0
-    return math.exp(-max(passed_us, 0) / max(_WINDOW_US, 2.0 * promise.limit_us))
 
 
 def settle(
@@ -426,13 +397,13 @@ def settle(
         fit = replace(fit, row_us=max(row_us, 1e-3))
     # Expect the same time as in the last cycle, because a fit learns only a part of each cycle.
     known_us = state.rest_us * min(served / max(state.served, 1), 1.0)
+    began_us = state.finished_us or state.started_us
     rest_us = max(known_us, fit.expect(served) - (finished_us - state.started_us), fit.fixed_us)
     for promise, one, part in zip(contract.promises, state.classes, staleness, strict=True):
-        faded = fade(promise, state, finished_us)
-        late_us = one.late_us * faded + part.time_above(max(promise.limit_us - rest_us, 0.0))
-        time_us = one.time_us * faded + part.key_time
-        allowed = (1.0 - contract.share) * time_us / (2.0 if one.broken else 1.0)
-        classes.append(replace(one, late_us=late_us, time_us=time_us, broken=late_us > allowed))
+        late_us = part.time_above(max(promise.limit_us - rest_us, 0.0))
+        now = one.add(promise, Stretch(began_us, finished_us, late_us, part.key_time))
+        allowed = (1.0 - contract.share) * now.time_us / (2.0 if one.broken else 1.0)
+        classes.append(replace(now, broken=now.late_us > allowed))
     after = replace(state, fit=fit)
     interval_us = int(_INTERVAL * after.cycle_us)
     if abs(interval_us - state.interval_us) <= _LEAST_CHANGE * state.interval_us:

@@ -15,10 +15,10 @@ import pytest
 
 from penstock.checkpointing.fields import Fields
 from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.operators.freshness.class_state import ClassState, Stretch
 from penstock.operators.freshness.classes import KeyClasses, list_urgent, pop_urgent
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.freshness.controller import (
-    ClassState,
     ControllerState,
     Decision,
     Fit,
@@ -472,6 +472,50 @@ def test_downtime_is_no_fixed_cost_until_two_cycles_in_a_row_are_so_long(pause: 
     assert twice.fit.fixed_us > 4 * before.fit.fixed_us
 
 
+def test_a_pause_is_no_cost_even_if_fixed_costs_were_taken_for_costs_of_tuples() -> None:
+    contract = contract_of("8 s")
+    # The sink takes 10 ms for a tuple, and a cycle another second.
+    fit = Fit(100.0, 2_000_000.0, 1.0, 20_000.0, 20_000.0, 10.0)
+    state = ControllerState(
+        fit, (ClassState(100.0),), 2e6, 100, 100.0, 48 * SECOND, 48_010_000, 100, interval_us=1_600_000
+    )
+    done = settle(
+        contract, plan(contract, state, [100], 50 * SECOND, 49 * SECOND)[0], [Staleness()], 50_010_000,
+        served=100, left=0, serving_us=1_000,
+    )  # fmt: skip
+    before, now, served = 50 * SECOND, 83 * SECOND, 0
+    for _ in range(3):
+        state, decision = plan(contract, done, [100], now, before)
+        served = min(decision.rows, 100)
+        done = settle(
+            contract, state, [Staleness()], now + 10_000, served=served, left=100 - served, serving_us=1_000
+        )
+        before, now = now, now + SECOND + 10_000 * served
+    assert served == 100
+
+
+def test_a_promise_is_judged_over_the_last_seconds_and_no_longer() -> None:
+    (promise,) = contract_of("8 s").promises
+    state = ClassState()
+    # 10 keys are late for 20 seconds, then in time.
+    shares = []
+    for second in range(60):
+        late = 1e7 if second < 20 else 0.0
+        state = state.add(promise, Stretch(second * SECOND, (second + 1) * SECOND, late, 1e7))
+        shares.append(state.late_us / state.time_us)
+        assert len(state.recent) <= 5
+    assert shares[:20] == [1.0] * 20
+    assert shares[20:36] == pytest.approx([1 - (second + 1) / 16 for second in range(16)], abs=0.05)
+    assert shares[39:] == [0.0] * 21
+    # One long stretch counts as a whole, and leaves the window at the same pace.
+    long = ClassState().add(promise, Stretch(0, 40 * SECOND, 1e8, 4e8))
+    assert (long.late_us, long.time_us) == (1e8, 4e8)
+    later = long.at(promise, 44 * SECOND)
+    assert later.late_us == pytest.approx(3e7)
+    assert later.time_us == pytest.approx(1.2e8)
+    assert not long.at(promise, 56 * SECOND).recent
+
+
 def test_results_are_late_while_a_slow_sink_has_them() -> None:
     contract, meter, state = contract_of("8 s"), StalenessMeter(), ControllerState()
     begin, gone, broken = 10 * SECOND, 0, []
@@ -506,7 +550,8 @@ def test_a_cycle_that_another_bucket_has_paced_is_no_time_of_the_sink() -> None:
 
     # Another bucket may have chosen 500 ms, so the cycle tells only that the work took no longer.
     paced = plan_after(500_000)
-    assert (paced.rest_us, paced.fit.fixed_us) == (0.0, pytest.approx(fit.fixed_us))
+    assert paced.rest_us == 0.0
+    assert paced.fit.fixed_us == pytest.approx(fit.fixed_us)
     assert plan_after(300_000).fit.fixed_us < fit.fixed_us
     # It did not wait: it took longer than the bucket's own interval, or keys waited.
     assert plan_after(1_500_000).rest_us == 1_490_000
