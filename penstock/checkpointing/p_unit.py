@@ -48,7 +48,7 @@ __all__ = [
     "decode",
     "encode",
     "encode_blocks",
-    "head",
+    "read_header",
     "tables",
 ]
 
@@ -242,7 +242,9 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
     return PUnit(fields["kind"], fields["meta"], blocks)
 
 
-def head(read: Callable[[int, int], bytes | memoryview], size_bytes: int, file: object) -> tuple[PUnit, int]:
+def read_header(
+    read: Callable[[int, int], bytes | memoryview], size_bytes: int, file: object
+) -> tuple[PUnit, int]:
     """Return a p-unit without its blocks, and its full length.
 
     Parameters

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from penstock._kernels import kernel
 
-__all__ = ["keep"]
+__all__ = ["restrict_mask"]
 
 
 @kernel
-def keep(
+def restrict_mask(
     values: npt.NDArray[Any],
     low: Any,
     high: Any,

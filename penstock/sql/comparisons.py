@@ -169,7 +169,7 @@ def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.boo
     numpy.ndarray of bool, (rows,), or None
     """
     # Imported here so that planning does not load the compiler.
-    from penstock.sql.comparison_kernels import keep
+    from penstock.sql.comparison_kernels import restrict_mask
 
     columns = []
     for interval in intervals:
@@ -183,5 +183,5 @@ def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.boo
         columns.append((interval, values))
     mask = np.empty(rows.num_rows, np.bool_)
     for number, (ends, values) in enumerate(columns):
-        keep(values, ends.low, ends.high, ends.nan, ends.inverted, number == 0, mask)
+        restrict_mask(values, ends.low, ends.high, ends.nan, ends.inverted, number == 0, mask)
     return mask

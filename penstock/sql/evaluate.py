@@ -21,9 +21,9 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError
 from penstock.sql.evaluators import evaluate_node, infer_type, to_column
 from penstock.sql.expression import Expression
-from penstock.sql.folding import may_shorten
+from penstock.sql.folding import may_drop_failure
 from penstock.sql.tree import Tree
-from penstock.sql.values import Rows, UnknownError
+from penstock.sql.values import Rows, UnsupportedError
 
 __all__ = [
     "can_fail",
@@ -48,7 +48,7 @@ def evaluate(expression: Expression, table: pa.Table) -> pa.ChunkedArray[Any]:
     """
     try:
         value = evaluate_node(expression.tree, Rows(table))
-    except UnknownError as error:
+    except UnsupportedError as error:
         raise InvalidUsageError(
             f"an expression cannot be evaluated outside of Spark: {error}", expression=expression.text
         ) from None
@@ -72,7 +72,7 @@ def constant(node: Tree) -> pa.Scalar[Any] | None:
     """Return the value of a constant tree; None if the tree reads columns, is null, or is not supported."""
     try:
         value = evaluate_node(node, Rows(pa.table({})))
-    except (UnknownError, pa.ArrowException):
+    except (UnsupportedError, pa.ArrowException):
         return None
     return value if isinstance(value, pa.Scalar) and value.is_valid else None
 
@@ -81,7 +81,7 @@ def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
     """Return the type of an expression; None if only Spark can evaluate the expression."""
     kind = type_of_expression(expression, schema)
     plain = schema.remove_metadata()
-    if kind is None or may_shorten(expression.tree, lambda node: infer_type(node, plain)[:2]):
+    if kind is None or may_drop_failure(expression.tree, lambda node: infer_type(node, plain)[:2]):
         return None
     return kind
 
@@ -90,7 +90,7 @@ def why_unsupported(expression: Expression, schema: pa.Schema) -> str | None:
     """Return why only Spark can evaluate an expression; None if the reason is unknown."""
     try:
         evaluate_node(expression.tree, Rows(schema.empty_table()))
-    except UnknownError as error:
+    except UnsupportedError as error:
         return str(error)
     except (pa.ArrowException, RecursionError):
         return None

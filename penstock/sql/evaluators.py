@@ -21,7 +21,7 @@ from penstock.sql.values import (
     INTEGERS,
     Mask,
     Rows,
-    UnknownError,
+    UnsupportedError,
     Value,
     are_exact,
     as_double,
@@ -43,7 +43,7 @@ def infer_type(node: Tree, schema: pa.Schema) -> tuple[pa.DataType | None, bool,
     rows = Rows(schema.empty_table())
     try:
         value = evaluate_node(node, rows)
-    except (UnknownError, pa.ArrowException, RecursionError):
+    except (UnsupportedError, pa.ArrowException, RecursionError):
         return None, True, True
     return value.type, rows.fails, rows.ansi
 
@@ -60,14 +60,14 @@ def evaluate_node(node: Tree, rows: Rows) -> Value:
 
     Raises
     ------
-    UnknownError
+    UnsupportedError
         If the evaluator does not support the node or the types of its operands.
     ArrowInvalid
         If integers overflow.
     """
     function = _KINDS.get(node.kind)
     if function is None:
-        raise UnknownError(f"it uses {node.kind}")
+        raise UnsupportedError(f"it uses {node.kind}")
     return function(node, rows)
 
 
@@ -101,14 +101,14 @@ def _column(node: Tree, rows: Rows) -> Value:
 def _field(node: Tree, rows: Rows) -> Value:
     value, name = evaluate_node(node.parts[0], rows), node.value
     if not pa.types.is_struct(value.type) or [field.name for field in value.type].count(name) != 1:
-        raise UnknownError(f"there is no field {name}")
+        raise UnsupportedError(f"there is no field {name}")
     return pc.struct_field(value, name)
 
 
 def _binary(node: Tree, rows: Rows) -> Value:
     function = _OPERATORS.get(node.value)
     if function is None:
-        raise UnknownError(f"it uses {node.value}")
+        raise UnsupportedError(f"it uses {node.value}")
     return function(node, rows)
 
 
@@ -124,7 +124,7 @@ def _arithmetic(name: str) -> Callable[[Tree, Rows], Value]:
 def _divisor(node: Tree, rows: Rows) -> Value:
     value = evaluate_node(node.parts[1], rows)
     if not isinstance(value, pa.Scalar) or not value.is_valid or value.as_py() == 0:
-        raise UnknownError("it divides by a value that may be zero")
+        raise UnsupportedError("it divides by a value that may be zero")
     return value
 
 
@@ -136,7 +136,7 @@ def _divide(node: Tree, rows: Rows) -> Value:
 def _int_divide(node: Tree, rows: Rows) -> Value:
     left, right = evaluate_node(node.parts[0], rows), _divisor(node, rows)
     if left.type not in INTEGERS or right.type not in INTEGERS:
-        raise UnknownError(f"it divides {left.type} by {right.type} without remainder")
+        raise UnsupportedError(f"it divides {left.type} by {right.type} without remainder")
     rows.fails |= right.as_py() == -1
     return pc.divide_checked(left.cast(pa.int64()), right.cast(pa.int64()))
 
@@ -144,7 +144,7 @@ def _int_divide(node: Tree, rows: Rows) -> Value:
 def _modulo(node: Tree, rows: Rows) -> Value:
     left, right = to_common_numbers(rows, evaluate_node(node.parts[0], rows), _divisor(node, rows))
     if left.type not in INTEGERS:
-        raise UnknownError("it takes a remainder of floats")
+        raise UnsupportedError("it takes a remainder of floats")
     if right.as_py() == -1:
         return pc.multiply(left, pa.scalar(0, left.type))
     return pc.subtract(left, pc.multiply(pc.divide(left, right), right))
@@ -153,7 +153,7 @@ def _modulo(node: Tree, rows: Rows) -> Value:
 def _unary(node: Tree, rows: Rows) -> Value:
     value = evaluate_node(node.parts[0], rows)
     if node.value == "~" or not (value.type in FLOATS or value.type in INTEGERS):
-        raise UnknownError(f"it uses {node.value} of {value.type}")
+        raise UnsupportedError(f"it uses {node.value} of {value.type}")
     if node.value == "+":
         return value
     rows.fails |= value.type in INTEGERS
@@ -188,7 +188,7 @@ def _not(node: Tree, rows: Rows) -> Value:
 
 def _is(node: Tree, rows: Rows) -> Value:
     if node.value != "NULL":
-        raise UnknownError(f"it uses IS {node.value}")
+        raise UnsupportedError(f"it uses IS {node.value}")
     return pc.is_null(evaluate_node(node.parts[0], rows))
 
 
@@ -208,7 +208,7 @@ def _in(node: Tree, rows: Rows) -> Value:
     if any(_can_fail(part, rows) for part in node.parts[1:]):
         kinds = {infer_type(part, rows.table.schema.remove_metadata())[0] for part in node.parts}
         if len(kinds) > 1 and not kinds <= set(INTEGERS):
-            raise UnknownError("it has a list of values of several types, and one value may fail")
+            raise UnsupportedError("it has a list of values of several types, and one value may fail")
         value_part, *list_parts = node.parts
         equal = (replace(node, kind="compare", value="=", parts=(value_part, other)) for other in list_parts)
         return _logic(replace(node, kind="or", parts=tuple(equal)), rows)
@@ -223,7 +223,7 @@ def _match(node: Tree, rows: Rows) -> Value:
     value, pattern = (evaluate_node(part, rows) for part in node.parts[:2])
     literal = isinstance(pattern, pa.Scalar) and pattern.is_valid and pattern.type == pa.string()
     if node.value != "LIKE" or value.type != pa.string() or not literal:
-        raise UnknownError("its pattern is not a literal, or its value is not text")
+        raise UnsupportedError("its pattern is not a literal, or its value is not text")
     return pc.match_like(value, pattern.as_py())
 
 
@@ -269,14 +269,14 @@ def _case(node: Tree, rows: Rows) -> Value:
 
 def _if(node: Tree, rows: Rows) -> Value:
     if len(node.parts) != 3:
-        raise UnknownError("it uses IF without exactly three arguments")
+        raise UnsupportedError("it uses IF without exactly three arguments")
     when, yes, no = node.parts
     return _branches([lambda left: _evaluate_where(when, rows, left)], [yes, no], rows)
 
 
 def _coalesce(node: Tree, rows: Rows) -> Value:
     if not node.parts or (node.value != "coalesce" and len(node.parts) != 2):
-        raise UnknownError(f"it uses {node.value} with another number of arguments")
+        raise UnsupportedError(f"it uses {node.value} with another number of arguments")
     values = [evaluate_node(node.parts[0], rows)]
     undecided = pc.is_null(values[0])
     for part in node.parts[1:]:
@@ -289,7 +289,7 @@ def _cast(node: Tree, rows: Rows) -> Value:
     value, (_, name) = evaluate_node(node.parts[0], rows), node.value
     target = CASTS.get(name)
     if target is None:
-        raise UnknownError(f"it casts to {name}")
+        raise UnsupportedError(f"it casts to {name}")
     source = value.type
     widens = source in INTEGERS and target in INTEGERS and source.bit_width <= target.bit_width
     if source == target or widens or (source in INTEGERS and target in FLOATS):
@@ -298,13 +298,13 @@ def _cast(node: Tree, rows: Rows) -> Value:
         return value.cast(target)
     if pa.types.is_decimal128(source) and target in FLOATS:
         return as_float(value, target)
-    raise UnknownError(f"it casts {source} to {name}")
+    raise UnsupportedError(f"it casts {source} to {name}")
 
 
 def _call(node: Tree, rows: Rows) -> Value:
     function = _FUNCTIONS.get(node.value)
     if function is None or node.modifiers or node.filter is not None:
-        raise UnknownError(f"it uses {node.value}")
+        raise UnsupportedError(f"it uses {node.value}")
     return function(node, rows)
 
 
@@ -313,10 +313,10 @@ def _function(name: str, *kinds: pa.DataType) -> Callable[[Tree, Rows], Value]:
 
     def compute(node: Tree, rows: Rows) -> Value:
         if len(node.parts) != 1:
-            raise UnknownError(f"it uses {node.value} of several values")
+            raise UnsupportedError(f"it uses {node.value} of several values")
         value = evaluate_node(node.parts[0], rows)
         if value.type not in kinds:
-            raise UnknownError(f"it uses {node.value} of {value.type}")
+            raise UnsupportedError(f"it uses {node.value} of {value.type}")
         rows.fails |= name.endswith("_checked") and value.type in INTEGERS
         return pc.call_function(name, [value])
 
@@ -326,10 +326,10 @@ def _function(name: str, *kinds: pa.DataType) -> Callable[[Tree, Rows], Value]:
 def _named_struct(node: Tree, rows: Rows) -> Value:
     names, parts = node.parts[::2], node.parts[1::2]
     if not parts or len(names) != len(parts) or any(name.kind != "string" for name in names):
-        raise UnknownError("its struct has no names")
+        raise UnsupportedError("its struct has no names")
     columns = [to_column(evaluate_node(part, rows), rows.table.num_rows) for part in parts]
     if any(pa.types.is_null(column.type) for column in columns):
-        raise UnknownError("its struct has a field without a type")
+        raise UnsupportedError("its struct has a field without a type")
     return pc.make_struct(*columns, field_names=[string_literal(name, rows).as_py() for name in names])
 
 

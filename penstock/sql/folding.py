@@ -2,7 +2,7 @@
 
 For Spark ``i + 1 > 0 AND FALSE`` is ``FALSE`` even if ``i + 1`` overflows, and a filter ``i + 1 > j``
 tests first whether ``j`` is null. Spark evaluates all expressions that can fail, except the shapes that
-`may_shorten` lists.
+`may_drop_failure` lists.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pyarrow as pa
 
 from penstock.sql.tree import Tree
 
-__all__ = ["may_shorten"]
+__all__ = ["may_drop_failure"]
 
 _CALCULATIONS: Final = frozenset({"column", "field", "number", "unary", "binary", "paren"})
 _Type = Callable[[Tree], tuple[Any, bool]]
 
 
-def may_shorten(tree: Tree, typed: _Type) -> bool:
+def may_drop_failure(tree: Tree, typed: _Type) -> bool:
     """Return whether Spark may drop a part that can fail.
 
     Spark never drops such a part from

@@ -19,7 +19,7 @@ __all__ = [
     "INTEGERS",
     "Mask",
     "Rows",
-    "UnknownError",
+    "UnsupportedError",
     "Value",
     "are_exact",
     "as_double",
@@ -42,7 +42,7 @@ _MAX_DIGITS: Final = 15
 """Different decimals with up to this many digits also differ as doubles."""
 
 
-class UnknownError(Exception):
+class UnsupportedError(Exception):
     """Raised for expressions outside of the supported part of Spark SQL."""
 
 
@@ -59,7 +59,7 @@ class Rows:
     def column(self, name: str) -> Value:
         """Return a column of the table."""
         if name not in self.table.column_names:
-            raise UnknownError(f"it uses the column {name}, which does not exist")
+            raise UnsupportedError(f"it uses the column {name}, which does not exist")
         return self.table[name]
 
 
@@ -73,7 +73,7 @@ def number_literal(node: Tree, rows: Rows) -> Value:
         number = float(digits) if kind in FLOATS else int(digits)
         return pa.scalar(_check_fits(number, kind), kind)
     if suffix:
-        raise UnknownError("it has a number of another kind")
+        raise UnsupportedError("it has a number of another kind")
     if "E" in text:
         return pa.scalar(_check_fits(float(text), pa.float64()), pa.float64())
     if "." not in text:
@@ -82,7 +82,7 @@ def number_literal(node: Tree, rows: Rows) -> Value:
     decimal = Decimal(text)
     _, digits, exponent = decimal.as_tuple()
     if len(digits) > _MAX_DIGITS or -int(exponent) > _MAX_DIGITS:
-        raise UnknownError("it has a number of many digits")
+        raise UnsupportedError("it has a number of many digits")
     return pa.scalar(decimal)
 
 
@@ -97,7 +97,7 @@ def fits_type(number: float, kind: pa.DataType) -> bool:
 
 def _check_fits(number: float, kind: pa.DataType) -> float:
     if not fits_type(number, kind):
-        raise UnknownError("a number is too large")
+        raise UnsupportedError("a number is too large")
     return number
 
 
@@ -105,7 +105,7 @@ def string_literal(node: Tree, rows: Rows) -> Value:
     """Parse a string literal without inner quotes or escapes."""
     text = node.value
     if text is None or text[0] != "'" or "\\" in text or "'" in text[1:-1]:
-        raise UnknownError("it has a text with quotes or escapes")
+        raise UnsupportedError("it has a text with quotes or escapes")
     return pa.scalar(text[1:-1], pa.string())
 
 
@@ -137,7 +137,7 @@ def common_type(kinds: list[pa.DataType]) -> pa.DataType:
     decimals = [kind for kind in distinct if pa.types.is_decimal(kind)]
     plain_kinds = [kind for kind in distinct if not pa.types.is_decimal(kind)]
     if not all(map(is_comparable, plain_kinds)):
-        raise UnknownError(f"it combines {', '.join(map(str, distinct))}")
+        raise UnsupportedError(f"it combines {', '.join(map(str, distinct))}")
     if not distinct:
         return pa.null()
     if len(distinct) == 1 and not decimals:
@@ -149,7 +149,7 @@ def common_type(kinds: list[pa.DataType]) -> pa.DataType:
         return pa.float64()
     is_number = all(kind in INTEGERS or kind in decimals for kind in distinct)
     advice = "; cast decimals to DOUBLE" if decimals and is_number else ""
-    raise UnknownError(f"it combines {', '.join(map(str, distinct))}{advice}")
+    raise UnsupportedError(f"it combines {', '.join(map(str, distinct))}{advice}")
 
 
 def cast_value(value: Value, kind: pa.DataType) -> Value:
@@ -170,7 +170,7 @@ def to_common_numbers(rows: Rows, left: Value, right: Value) -> list[Value]:
     """Convert two numbers to their common type."""
     numbers = to_common_type(rows, left, right)
     if numbers[0].type not in INTEGERS and numbers[0].type not in FLOATS:
-        raise UnknownError(f"it calculates with {numbers[0].type}")
+        raise UnsupportedError(f"it calculates with {numbers[0].type}")
     return numbers
 
 
@@ -206,9 +206,9 @@ def _as_comparable(rows: Rows, left: Value, right: Value) -> list[Value]:
         # Only integers of 2**53 and beyond change as doubles, and they stay on the same side of this number.
         number = decimals[0].as_py()
         if number is None:
-            raise UnknownError("it compares whole numbers with a null decimal")
+            raise UnsupportedError("it compares whole numbers with a null decimal")
         if abs(number) >= _LEAST_INEXACT:
-            raise UnknownError("it compares whole numbers with a large decimal")
+            raise UnsupportedError("it compares whole numbers with a large decimal")
         return [as_double(left), as_double(right)]
     return [value.cast(_DECIMALS.get(value.type, value.type)) for value in (left, right)]
 
@@ -218,7 +218,7 @@ def are_exact(kinds: list[pa.DataType]) -> bool:
 
     Raises
     ------
-    UnknownError
+    UnsupportedError
         If Spark's common decimal type has too few digits for all values.
     """
     if not any(map(pa.types.is_decimal, kinds)) or not all(
@@ -228,7 +228,7 @@ def are_exact(kinds: list[pa.DataType]) -> bool:
     decimals = [_DECIMALS.get(kind, kind) for kind in kinds]
     whole = max(kind.precision - kind.scale for kind in decimals)
     if whole + max(kind.scale for kind in decimals) > _MAX_PRECISION:
-        raise UnknownError("it compares decimals of many digits")
+        raise UnsupportedError("it compares decimals of many digits")
     return True
 
 
@@ -259,7 +259,7 @@ def _equal_text(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
 def check_boolean(value: Value) -> Value:
     """Return a boolean value; refuse a value of another type."""
     if value.type != pa.bool_():
-        raise UnknownError(f"it takes {value.type} for true or false")
+        raise UnsupportedError(f"it takes {value.type} for true or false")
     return value
 
 

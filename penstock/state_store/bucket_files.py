@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from penstock.checkpointing import PUnit, decode, encode, head
+from penstock.checkpointing import PUnit, decode, encode, read_header
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import Content, Files
 from penstock.errors import CorruptDataError
@@ -70,7 +70,7 @@ class BucketFiles:
         read = partial(self.files.read_range, pointer.file_name)
         path = self.files.path_of(pointer.file_name)
         try:
-            unit, whole_bytes = head(read, size_bytes, path)
+            unit, whole_bytes = read_header(read, size_bytes, path)
             if whole_bytes != size_bytes:
                 return None
             return self._handle_in(pointer, self._check(pointer, unit), size_bytes)

@@ -55,7 +55,7 @@ from typing import Any, TypeVar
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
-from penstock.checkpointing import PUnit, encode_blocks, head
+from penstock.checkpointing import PUnit, encode_blocks, read_header
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.trace import trace
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
@@ -304,7 +304,7 @@ class BucketStore(BucketFiles):
             self.files.delete(name)
         return len(names)
 
-    def look(self, pointer: Pointer) -> tuple[Handle, PUnit]:
+    def read_version(self, pointer: Pointer) -> tuple[Handle, PUnit]:
         """Return the handle and the unit of the version at `pointer`, without loading the chain."""
         newest, handle = self._open(pointer)
         return handle, PUnit(newest.kind, newest.meta["state"], newest.blocks)
@@ -325,7 +325,7 @@ class BucketStore(BucketFiles):
             if pointer is not None and pointer.version == version:
                 read = partial(self.files.read_range, pointer.file_name)
                 with contextlib.suppress(CorruptDataError, FileNotFoundError):
-                    unit, _ = head(read, facts.size_bytes, self.files.path_of(pointer.file_name))
+                    unit, _ = read_header(read, facts.size_bytes, self.files.path_of(pointer.file_name))
                     if (
                         self._handle_in(pointer, self._check(pointer, unit), facts.size_bytes).parent
                         == held.pointer

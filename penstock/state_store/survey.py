@@ -250,7 +250,7 @@ def _open(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
 
     `pointer` may also point to a part of a snapshot.
     """
-    handle, unit = store.look(pointer)
+    handle, unit = store.read_version(pointer)
     if handle.parent is not None and handle.parent.version != pointer.version - 1:
         path = store.files.path_of(pointer.file_name)
         raise CorruptDataError("the file names a parent that is not the version before", file=path)

@@ -168,7 +168,7 @@ KERNELS = {
         *("slide_sum", "_beats", "slide_extreme", "slide_first", "slide_last", "slide_distinct"),
     },
     "selection": {"_find_true"},
-    "comparison_kernels": {"keep"},
+    "comparison_kernels": {"restrict_mask"},
     "join_kernels": {"mark_old", "link", "find_pairs", "unlink_older", "unlink_useless"},
     "fragment_kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),

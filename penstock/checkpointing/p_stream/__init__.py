@@ -5,7 +5,7 @@ from penstock.checkpointing.p_stream.log import CommitLog
 from penstock.checkpointing.p_stream.log_record import Commit, Segment, Unit
 from penstock.checkpointing.p_stream.reader import PStreamReader
 from penstock.checkpointing.p_stream.segments import Coder, Piece, SegmentWriter, read_blocks
-from penstock.checkpointing.p_stream.stream import PStream, Trimmed
+from penstock.checkpointing.p_stream.stream import PStream, TrimResult
 from penstock.checkpointing.p_stream.writer import PStreamWriter
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "Piece",
     "Segment",
     "SegmentWriter",
-    "Trimmed",
+    "TrimResult",
     "Unit",
     "read_blocks",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CleanupRule", "Trimmed"]
+__all__ = ["CleanupRule", "TrimResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class CleanupRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Trimmed:
+class TrimResult:
     """The result of `PStream.trim`.
 
     Parameters

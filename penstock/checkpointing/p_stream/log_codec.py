@@ -36,10 +36,10 @@ from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files.abc import is_name
 from penstock.checkpointing.p_stream.log_record import (
     Claim,
-    Claimed,
     Commit,
     Compaction,
     Entry,
+    ReaderClaim,
     Release,
     Segment,
     Start,
@@ -215,7 +215,7 @@ def _compaction(fields: Fields) -> Compaction:
     return Compaction(commit, end, fields.count("deletes", commit.rows), marks)
 
 
-def _claimed(fields: Fields) -> Claimed:
+def _claimed(fields: Fields) -> ReaderClaim:
     start, stop = fields.count("start"), fields.count("stop")
     views = tuple(
         View(one.count("stop"), tuple(_commit(commit) for commit in one.objects("commits")))
@@ -224,7 +224,7 @@ def _claimed(fields: Fields) -> Claimed:
     bounds = [start, *(view.stop for view in views), stop]
     if bounds != sorted(bounds):
         raise fields.damage_error("views", "views that follow one another")
-    return Claimed(start, stop, views)
+    return ReaderClaim(start, stop, views)
 
 
 def _plan_in(fields: Fields) -> int | None:

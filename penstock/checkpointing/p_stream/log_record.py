@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "Claim",
-    "Claimed",
     "Commit",
     "Compaction",
     "Entry",
+    "ReaderClaim",
     "Release",
     "Segment",
     "Start",
@@ -193,7 +193,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ReaderClaim:
     """The rows that a reader may read again, and the views that keep them, in the order of the rows."""
 
     start: int
@@ -220,5 +220,5 @@ class Start:
     writers: Mapping[str, WriterState] = field(default_factory=dict)
     readers: Mapping[str, Subscription] = field(default_factory=dict)
     compaction: Compaction | None = None
-    claims: Mapping[str, Claimed] = field(default_factory=dict)
+    claims: Mapping[str, ReaderClaim] = field(default_factory=dict)
     retired: tuple[str, ...] = ()

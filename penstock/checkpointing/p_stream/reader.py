@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock._clock import pause
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.description import EARLIEST, Start
-from penstock.checkpointing.p_stream.stream import PStream, Trimmed
+from penstock.checkpointing.p_stream.stream import PStream, TrimResult
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["PStreamReader"]
@@ -138,7 +138,7 @@ class PStreamReader:
             else:
                 pause(poll_s)  # other processes do not announce their commits
 
-    def release(self) -> Trimmed:
+    def release(self) -> TrimResult:
         """Release all rows that were read, so that they are deleted once no other reader needs them.
 
         Raises

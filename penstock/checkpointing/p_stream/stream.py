@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from penstock import _clock
 from penstock.checkpointing.files import FileFacts, Files, LocalFiles, open_files
-from penstock.checkpointing.p_stream.cleanup import CleanupRule, Trimmed
+from penstock.checkpointing.p_stream.cleanup import CleanupRule, TrimResult
 from penstock.checkpointing.p_stream.description import (
     DESCRIPTION_FILE,
     EARLIEST,
@@ -45,7 +45,7 @@ from penstock.checkpointing.p_unit import PUnit, encode
 from penstock.checkpointing.trace import trace
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 
-__all__ = ["PStream", "Trimmed", "is_settled"]
+__all__ = ["PStream", "TrimResult", "is_settled"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -289,7 +289,7 @@ class PStream:
         """Return the offset up to which each subscribed reader has released rows."""
         return {reader: self._progress(reader) for reader in self.log.readers}
 
-    def trim_from(self, reader: str, offset: int) -> Trimmed:
+    def trim_from(self, reader: str, offset: int) -> TrimResult:
         """Release the rows before `offset` for a reader; this is the paper's release marker (Scabbard §3.3).
 
         Rows that no subscribed reader needs are deleted in bulk, once there are enough of them.
@@ -337,7 +337,7 @@ class PStream:
 
     # ------------------------------------------------------------------------------------ trimming
 
-    def trim(self, *, now: bool = False) -> Trimmed:
+    def trim(self, *, now: bool = False) -> TrimResult:
         """Delete rows that no subscribed reader needs, if there are enough of them or `now` is set.
 
         Steps: 1. durably move the stream's first row to the least progress of a reader, 2. delete segments
@@ -351,11 +351,11 @@ class PStream:
         """
         self.refresh()
         if now and self.update_log is not None:
-            return Trimmed(self.start, len(self.sweep()))
+            return TrimResult(self.start, len(self.sweep()))
         spare = [commit for commit in self.log.commits if commit.end <= self.needed()]
         enough = self.cleanup.allows_trim(sum(commit.size_bytes for commit in spare), len(spare))
         if not spare or not (enough or now):
-            return Trimmed(self.start)
+            return TrimResult(self.start)
         self.log.release(self.needed)
         orphans = self.sweep()
         self.log.shorten()
@@ -364,7 +364,7 @@ class PStream:
             "trimmed [p_stream=%s start=%d segments=%d bytes=%d]",
             self.files.location, self.start, len(orphans), size,
         )  # fmt: skip
-        return Trimmed(self.start, len(orphans), size)
+        return TrimResult(self.start, len(orphans), size)
 
     def needed(self) -> int:
         """Return the offset of the first row to keep, because a reader needs it or an update log holds it."""

@@ -132,7 +132,7 @@ def _bucket(store: BucketStore, survey: BucketSurvey, tables: Sequence[TableSpec
     state = TableSet(tables)
     indexes: dict[str, list[list[str]]] = {}
     if survey.likely is not None and not survey.damage:
-        indexes = dict(store.look(survey.likely)[1].meta.get("indexes", {}))
+        indexes = dict(store.read_version(survey.likely)[1].meta.get("indexes", {}))
         known = [
             TableSpec.parse(
                 spec.name, schema_text(spec.schema), spec.key, spec.partition_by, indexes.get(spec.name, ())

@@ -202,7 +202,7 @@ class Recording:
         if pointer is None:
             return None
         try:
-            return self.store(label).look(pointer)[1].meta
+            return self.store(label).read_version(pointer)[1].meta
         except CorruptDataError:
             return None
 
@@ -210,7 +210,7 @@ class Recording:
         """Return whether all files of a version exist."""
         store = self.store(label)
         try:
-            handle, _ = store.look(pointer)
+            handle, _ = store.read_version(pointer)
         except CorruptDataError:
             return False
         there = {facts.name for facts in store.files.list()}

@@ -184,7 +184,7 @@ class Builder:
 
     # ------------------------------------------------------------------------------------- inputs
 
-    def _add(self, source: Input) -> Rows:
+    def _add_input(self, source: Input) -> Rows:
         number = len(self.inputs)
         self.inputs.append(source)
 
@@ -204,7 +204,7 @@ class Builder:
         if node.name not in self.sources:
             raise InvalidUsageError("a source is missing", source=node.name)
         source = self.sources[node.name](self._logs / str(len(self.inputs)))
-        rows, names = self._add(source), node.schema.names
+        rows, names = self._add_input(source), node.schema.names
         if source.schema.names == names:
             return NodeRows(source.schema, rows)
         schema = StructType([source.schema[name] for name in names])
@@ -231,7 +231,7 @@ class Builder:
         if self.max_rows is not None:
             options["maxRows"] = str(self.max_rows)
         source = PStreamDataSource(options).streamReader(plan.spark)
-        return NodeRows(plan.spark, self._add(DataSourceInput(source, plan.spark)))
+        return NodeRows(plan.spark, self._add_input(DataSourceInput(source, plan.spark)))
 
     def _scan_files(self, base: Source, scan: Scan, buckets: int | None) -> NodeRows:
         node_rows = self._open(base)
@@ -251,7 +251,7 @@ class Builder:
         buckets = options.buckets or self.parallel
         return Stateful(node.state_name, buckets, self.parallel, str(location), options.retain_versions)
 
-    def _hold(self, operator: LocalOperator) -> LocalOperator:
+    def _set_operator(self, operator: LocalOperator) -> LocalOperator:
         if self.operator is not None:
             raise InternalError("a query has two operators with state", node=operator.name)
         self.operator = operator
@@ -276,7 +276,7 @@ class Builder:
         planned = plan_queue(node_rows.schema, key, time, options, place, source)
         parcels = make_parcels(planned.packer, node_rows.rows)
         operator = LocalOperator(place, planned.operator, parcels, planned.rows, waits=planned.waits)
-        return NodeRows(planned.output, self._hold(operator).run)
+        return NodeRows(planned.output, self._set_operator(operator).run)
 
     def _apply(self, node_rows: NodeRows, node: Apply) -> NodeRows:
         place = self._place(node, node.options)
@@ -286,7 +286,7 @@ class Builder:
         held = LocalOperator(
             place, planned.operator, parcels, planned.rows, waits=waits, publishes_first=True
         )
-        return NodeRows(planned.output, self._hold(held).run)
+        return NodeRows(planned.output, self._set_operator(held).run)
 
     def _union(self, node: UpdateUnion) -> NodeRows:
         sides = [self._build(above) for above in node.inputs]
@@ -330,7 +330,7 @@ class Builder:
             return itertools.chain.from_iterable(one(batch) for one in packed)
 
         operator = LocalOperator(place, planned.operator, parcels, planned.rows, waits=False)
-        return NodeRows(planned.output, self._hold(operator).run)
+        return NodeRows(planned.output, self._set_operator(operator).run)
 
     def _transactions(self, node: Transactions, node_rows: NodeRows) -> NodeRows:
         # Few graphs have transactions.
@@ -339,14 +339,14 @@ class Builder:
         operator, results = run_transactions(
             node, node_rows, self.tables, partial(self._place, node), self._read_requests, self.answers
         )
-        self._hold(operator)
+        self._set_operator(operator)
         return results
 
     def _read_requests(self, location: str, reader: str) -> Rows:
         schema = spark_schema(PStream(location).schema)
         options = {"path": location} | ({"reader": reader} if self.subscribes else {})
         source = PStreamDataSource(options).streamReader(schema)
-        return self._add(DataSourceInput(source, schema))
+        return self._add_input(DataSourceInput(source, schema))
 
     def _run_windows(self, node: Node, steps: list[Where | Select]) -> NodeRows:
         """Return the rows of windows after the filters and projections in `steps`."""
@@ -354,7 +354,7 @@ class Builder:
 
         place = self._place(node, StateOptions())
         operator, node_rows = run_windows(self._plan_windows(node, place.buckets), place, steps)
-        self._hold(operator)
+        self._set_operator(operator)
         return node_rows
 
     def _plan_windows(self, node: Node, buckets: int) -> LocalWindows:
@@ -384,5 +384,5 @@ class Builder:
                 plans[id(at)] = self._plan_windows(at, place.buckets)
             sides.append(WindowSide(plans[id(at)], steps[::-1]))
         operator, node_rows = join_windows(node, sides, place)
-        self._hold(operator)
+        self._set_operator(operator)
         return node_rows

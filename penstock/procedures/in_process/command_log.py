@@ -389,7 +389,7 @@ def newest_version(store: BucketStore) -> tuple[Pointer, int] | None:
 
 def look_at(store: BucketStore, pointer: Pointer) -> tuple[Handle, int]:
     """Return the handle of a version, and how many calls the version includes."""
-    handle, unit = store.look(pointer)
+    handle, unit = store.read_version(pointer)
     return handle, unit.fields.count("offset")
 
 

@@ -36,13 +36,13 @@ def publish_continuation(
     UnavailableError
         If the file system refuses.
     """
-    meta = store.look(pointer)[1].meta
+    meta = store.read_version(pointer)[1].meta
     unit = PUnit("delta", {**meta, "rows": meta["rows"] + changes.more_rows}, changes.blocks, packed=True)
     following = continuation_of(pointer, batch)
     try:
         store.publish_next(pointer, following.file_id, unit)
     except ConflictError:
-        stored = store.look(following)[1]
+        stored = store.read_version(following)[1]
         if _content(stored, tables) != _content(unit, tables):
             raise CorruptDataError(
                 "changes by forwarded transactions are ahead of the checkpoint, and differ",

@@ -73,7 +73,7 @@ class BucketCopies:
     def advance(self, stores: Mapping[int, BucketStore], pointers: Mapping[int, Pointer]) -> None:
         """Record that the tables include the changes of newer, published versions."""
         for bucket, pointer in pointers.items():
-            self._handles[bucket] = stores[bucket].look(pointer)[0]
+            self._handles[bucket] = stores[bucket].read_version(pointer)[0]
         self.state.forget_deleted()
 
 

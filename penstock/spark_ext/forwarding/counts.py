@@ -128,7 +128,7 @@ def _count_operator(checkpoint: str, batch: int, operator: Operator) -> dict[str
         held = read_pointers(SparkSession.active(), checkpoint)
     transactions = forwarded = 0
     for bucket, pointer in (pointers_of(held, operator.files, buckets) or {}).items():
-        fields = BucketStore(operator.files.child(f"{bucket:05d}")).look(pointer)[1].fields
+        fields = BucketStore(operator.files.child(f"{bucket:05d}")).read_version(pointer)[1].fields
         transactions += fields.count("transactions")
         forwarded += fields.count("forwarded") if fields.has("forwarded") else 0
     return {operator.name: TransactionCounts(transactions, forwarded)}

@@ -118,7 +118,7 @@ def _copy_bucket(bucket: CopiedBucket, to: Files) -> None:
     if bucket.pointer.file_name in present:
         return
     with explain_missing_file(bucket):
-        handle, _ = BucketStore(bucket.files).look(bucket.pointer)
+        handle, _ = BucketStore(bucket.files).read_version(bucket.pointer)
         for link in handle.links:
             if link.pointer.file_name not in present:
                 _copy(bucket.files, to, link.pointer.file_name)

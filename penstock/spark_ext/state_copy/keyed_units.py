@@ -98,7 +98,7 @@ class OldUnits:
     @staticmethod
     def _newest(place: CopiedBucket) -> PUnit:
         with explain_missing_file(place):
-            return BucketStore(place.files).look(place.pointer)[1]
+            return BucketStore(place.files).read_version(place.pointer)[1]
 
     def _meta(self, place: CopiedBucket) -> Mapping[str, Any]:
         return self._newest(place).meta

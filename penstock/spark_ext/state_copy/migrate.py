@@ -224,7 +224,7 @@ def _compare(
         raise InvalidUsageError("the query has no state yet", hint="start it with a new checkpoint")
     place = copy.buckets[0]
     with explain_missing_file(place):
-        blocks = BucketStore(place.files).look(place.pointer)[1].blocks
+        blocks = BucketStore(place.files).read_version(place.pointer)[1].blocks
     stored = {
         field.name: field.type
         for block in (blocks["cells"], blocks["rows" if part == "schema" else part])

@@ -200,7 +200,7 @@ def _write_bucket(
         if state is None:
             return None
         store.publish_first(_FILE_ID, state.units())
-    return store.look(pointer)[1].meta
+    return store.read_version(pointer)[1].meta
 
 
 def _write_pointers(copy: QueryCopy, pointers: Mapping[int, Pointer], due: set[int]) -> None:

@@ -233,7 +233,7 @@ def _newest_unit(buckets: list[tuple[Files, Pointer | None]]) -> PUnit | None:
     for files, given in buckets:
         pointer = given or likely_pointer(files)
         if pointer is not None:
-            return BucketStore(files).look(pointer)[1]
+            return BucketStore(files).read_version(pointer)[1]
     return None
 
 

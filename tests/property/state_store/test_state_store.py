@@ -210,7 +210,7 @@ class Workers(RuleBasedStateMachine):
         content.update(rows[winner])
         for key in deletes:
             content.pop(key, None)
-        handle, _ = BucketStore(LocalFiles(self.directory)).look(pointer)
+        handle, _ = BucketStore(LocalFiles(self.directory)).read_version(pointer)
         snapshot, last = self.newest.begun, self.newest.last
         if snapshot is not None:
             adopted = (pointer.version, snapshot.file_name) in handle.superseded
@@ -272,13 +272,13 @@ class Workers(RuleBasedStateMachine):
     def sweep_by_hand(self) -> None:
         if self.arrived.pointer is not None:
             store = BucketStore(LocalFiles(self.directory), retain_versions=RETAIN)
-            handle, _ = store.look(self.arrived.pointer)
+            handle, _ = store.read_version(self.arrived.pointer)
             store.sweep(handle)
             left = {facts.name for facts in store.files.list()}
             lowest = self.arrived.pointer.version - RETAIN
             recent = [p for name in left if (p := pointer_of(name)) and lowest <= p.version]
             for pointer in recent:
-                left -= {link.pointer.file_name for link in store.look(pointer)[0].links}
+                left -= {link.pointer.file_name for link in store.read_version(pointer)[0].links}
             for name in left - handle.needed_files(RETAIN):
                 assert (number_of(name) or 0) >= lowest
 

@@ -133,7 +133,7 @@ def test_without_a_checkpoint_a_lost_attempt_makes_the_version_before_the_likely
     other = Pointer(Version(found.proven.version + 1), FileId("0" * 32))
     meta = {**unit.meta, "file_id": other.file_id}
     newest.with_name(other.file_name).write_bytes(encode(PUnit(unit.kind, meta, unit.blocks)))
-    assert links_of(store.look(other)[0])[-1] == other.file_name
+    assert links_of(store.read_version(other)[0])[-1] == other.file_name
     guessed = penstock.read_state(spark, place.state)
     assert {row.version for row in guessed.collect()} == {found.proven.version}
     assert shown(guessed) == {"a": (2, False, None, None)}

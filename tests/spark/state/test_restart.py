@@ -270,7 +270,7 @@ def test_waiting_keys_survive_the_deletion_of_old_versions(spark: SparkSession, 
     (newest,) = [path for path, number in numbers.items() if number == committed]
     store = BucketStore(LocalFiles(newest.parent))
     file_id = newest.name.removesuffix(".punit").split("-")[1]
-    handle, _ = store.look(Pointer(Version(committed), FileId(file_id)))
+    handle, _ = store.read_version(Pointer(Version(committed), FileId(file_id)))
     assert {link.pointer.file_name for link in handle.links} <= {path.name for path in numbers}
     assert 1 not in numbers.values(), "the first version is gone"
     place.input.add(updates_table([Update(0, -1, 1), Update(7, 9, 1)]))

@@ -65,7 +65,9 @@ def test_each_side_of_a_join_of_windows_has_its_panes(tmp_path: Path) -> None:
         newest = [some[-1][0] // 2 for some in (here, there)]
         state.run([[entries(plans[0], here)], [entries(plans[1], there)]], newest)
         handle = store.commit(state, handle)
-    stored = Stored(operator.specification(), lambda: store.look(handle.links[-1].pointer)[1], large=False)
+    stored = Stored(
+        operator.specification(), lambda: store.read_version(handle.links[-1].pointer)[1], large=False
+    )
     assert survey_bucket(open_files(tmp_path)).rows == len(state)
     with pytest.raises(InvalidUsageError, match=r"several tables: .*tables=\['left', 'right'\]"):
         sides_view(stored, None)

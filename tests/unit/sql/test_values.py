@@ -7,7 +7,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from penstock.sql.values import Rows, UnknownError, Value, compare_values
+from penstock.sql.values import Rows, UnsupportedError, Value, compare_values
 
 DECIMALS = pa.chunked_array([pa.array([Decimal("1.5")], pa.decimal128(38, 30))])
 INTEGERS = pa.chunked_array([[1]])
@@ -24,6 +24,6 @@ INTEGERS = pa.chunked_array([[1]])
 def test_comparisons_of_decimals_that_only_spark_makes_have_a_reason(
     left: Value, right: Value, reason: str
 ) -> None:
-    with pytest.raises(UnknownError) as caught:
+    with pytest.raises(UnsupportedError) as caught:
         compare_values(Rows(pa.table({})), "=", left, right)
     assert str(caught.value) == reason

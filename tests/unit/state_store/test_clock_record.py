@@ -79,7 +79,7 @@ def written(task: BucketTask[Any], pointer: Pointer | None) -> tuple[Any, dict[s
     """Return what an attempt added to the state."""
     assert pointer is not None
     files = open_files(task.state_location).child("q").child(task.name).child("00000")
-    _, unit = BucketStore(files).look(pointer)
+    _, unit = BucketStore(files).read_version(pointer)
     return unit.meta, {name: block.to_pydict() for name, block in unit.blocks.items()}
 
 
@@ -246,7 +246,7 @@ def test_a_record_that_nothing_ended_is_garbage_once_a_later_pointer_arrives(tmp
         pointer, _, _ = task.run("q", batch, 0, pointer, [], clock)
     assert pointer is not None
     store = BucketStore(open_files(record.parent))
-    handle, _ = store.look(pointer)
+    handle, _ = store.read_version(pointer)
     assert late.name in store.garbage(handle)
     found = survey_bucket(open_files(record.parent))
     assert found.damage == ()

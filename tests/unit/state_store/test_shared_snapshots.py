@@ -97,13 +97,13 @@ def test_a_header_says_what_was_begun_until_it_is_adopted(workers: list[Worker])
     assert (begun.last, begun.pointer.version, begun.deltas_begin) == (5 + COMMITS, 5 + COMMITS + 1, 5)
     for handle in handles:
         pointer = handle.links[-1].pointer
-        assert workers[0].store.look(pointer)[0] == handle
+        assert workers[0].store.read_version(pointer)[0] == handle
     assert handles[5].snapshot == handles[6].snapshot == begun
     assert _work(workers) == 1
     workers[4 % 3].later.run()
     (after,) = _turns(workers, 1, handles[6])
     assert after.snapshot is None
-    assert workers[0].store.look(after.links[-1].pointer)[0] == after
+    assert workers[0].store.read_version(after.links[-1].pointer)[0] == after
 
 
 @pytest.mark.parametrize("finder", [0, 1, 2])

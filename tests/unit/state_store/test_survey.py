@@ -576,7 +576,7 @@ class _History:
         assert pointer is not None
         found = survey_bucket(self.store.files, committed=pointer, retain_versions=self.retain_versions)
         assert (found.damage, found.withheld, found.proven) == ((), None, pointer)
-        assert _garbage(found) == set(self.store.garbage(self.store.look(pointer)[0]))
+        assert _garbage(found) == set(self.store.garbage(self.store.read_version(pointer)[0]))
         for _ in delete_garbage(self.store.files, found):
             pass
         for handle in self.handles[-self.retain_versions :]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from penstock.checkpointing.p_stream.log_record import Claimed, Commit, Compaction, View
+from penstock.checkpointing.p_stream.log_record import Commit, Compaction, ReaderClaim, View
 from penstock.checkpointing.p_stream.segments import Piece, pieces
 
 __all__ = [
@@ -24,26 +24,26 @@ __all__ = [
 ]
 
 
-def covers(claims: Mapping[str, Claimed], reader: str, start: int, stop: int) -> bool:
+def covers(claims: Mapping[str, ReaderClaim], reader: str, start: int, stop: int) -> bool:
     """Return whether a reader has claimed the rows from `start` to before `stop`, and no earlier rows."""
     known = claims.get(reader)
     return known is not None and known.start == start and known.stop >= stop
 
 
-def renew(known: Claimed | None, start: int, stop: int) -> Claimed:
+def renew(known: ReaderClaim | None, start: int, stop: int) -> ReaderClaim:
     """Return the new claim of a reader that has released the rows before `start` and will read to `stop`."""
     if known is None or known.stop <= start:
-        return Claimed(start, stop)
+        return ReaderClaim(start, stop)
     start = max(start, known.start)
     views = tuple(
         View(view.stop, tuple(commit for commit in view.commits if commit.end > start))
         for view in known.views
         if view.stop > start
     )
-    return Claimed(start, max(stop, known.stop), views)
+    return ReaderClaim(start, max(stop, known.stop), views)
 
 
-def keep_view(claimed: Claimed, commits: Sequence[Commit], end: int) -> Claimed:
+def keep_view(claimed: ReaderClaim, commits: Sequence[Commit], end: int) -> ReaderClaim:
     """Change a claim so that its rows before `end` are read from these commits.
 
     Rows that the claim already keeps do not change.
@@ -57,13 +57,13 @@ def keep_view(claimed: Claimed, commits: Sequence[Commit], end: int) -> Claimed:
 
 
 def claimed_pieces(
-    claimed: Claimed | None, commits: Sequence[Commit], start: int, stop: int
+    claimed: ReaderClaim | None, commits: Sequence[Commit], start: int, stop: int
 ) -> Iterator[Piece]:
     """Return the pieces that hold rows `start` to before `stop`, as a reader with this claim reads them.
 
     Parameters
     ----------
-    claimed : Claimed, optional
+    claimed : ReaderClaim, optional
         The reader's claim.
     commits : sequence of Commit
         The current commits, which have the rows that the claim does not keep.
@@ -78,7 +78,7 @@ def claimed_pieces(
     yield from pieces((commit for commit in commits if commit.end > start), start, stop)
 
 
-def needed_segments(commits: Iterable[Commit], claims: Iterable[Claimed]) -> Iterator[str]:
+def needed_segments(commits: Iterable[Commit], claims: Iterable[ReaderClaim]) -> Iterator[str]:
     """Return the names of all segments that `commits`, or the commits that `claims` keep, use."""
     kept = (commit for claimed in claims for view in claimed.views for commit in view.commits)
     return segment_names(chain(commits, kept))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.checkpointing.p_stream.stream import PStream
     from penstock.compression import Goal
 
-__all__ = ["Compacted", "compact"]
+__all__ = ["CompactionResult", "compact"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactionResult:
     """The result of a compaction.
 
     Parameters
@@ -71,7 +71,7 @@ class Compacted:
 
 def compact(
     stream: PStream, *, goal: str | Goal = "balanced", threads: int | None = None, unit_rows: int = UNIT_ROWS
-) -> Compacted | None:
+) -> CompactionResult | None:
     """Replace all rows of an update log by the newest row of each key.
 
     Any process may call this function at any time, while other processes write and read. If two processes
@@ -88,7 +88,7 @@ def compact(
 
     Returns
     -------
-    Compacted or None
+    CompactionResult or None
         None if there are no new rows, or another process compacted during the call.
 
     Raises
@@ -130,7 +130,7 @@ def compact(
         "compacted [p_stream=%s end=%d before=%d rows=%d deletes=%d segments=%d]",
         stream.files.location, made.end, before, rows, made.deletes, segments,
     )  # fmt: skip
-    return Compacted(made.end, before, rows, made.deletes, segments)
+    return CompactionResult(made.end, before, rows, made.deletes, segments)
 
 
 def _rewrite(stream: PStream, log: UpdateLog, coder: Coder, unit_rows: int) -> Compaction:

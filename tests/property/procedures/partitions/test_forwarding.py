@@ -401,7 +401,7 @@ def check_serial_order(
         for bucket, one in zip(spark.committed, stored, strict=True):
             assert sorted(spark.numbers.get(bucket, [])) == list(range(one.transactions))
             assert spark.old_files(bucket) == []
-            unit = spark.store(bucket).look(spark.committed[bucket])[1]
+            unit = spark.store(bucket).read_version(spark.committed[bucket])[1]
             assert unit.meta["rows"] == one.rows
         assert sum(one.transactions for one in stored) == len(rows)
         return spark.forwarded

@@ -143,7 +143,7 @@ def test_gc_deletes_nothing_where_damage_hides_what_is_needed(stores: list[Bucke
 
 
 def test_gc_keeps_every_version_that_can_be_loaded(stores: list[BucketStore], place: Path) -> None:
-    handle = stores[0].look(_pointer(stores[0], 1))[0]
+    handle = stores[0].read_version(_pointer(stores[0], 1))[0]
     set_back = stores[0].commit(DictState({1: b"set back"}), handle)
     stores[0].commit(DictState({1: b"and on"}), set_back)
     versions = {name for name in names_of(stores[0]) if not name.startswith(".")}
