@@ -88,7 +88,8 @@ class PUnit:
     blocks : mapping of str to pyarrow.RecordBatch
         The blocks by name.
     packed : bool
-        Whether numbers are packed (`PACKED`, `PACKED_FLOATS`), for callers that run kernels anyway.
+        Whether numbers are packed (`PACKED`, `PACKED_FLOATS`). Packing needs kernels, so only callers that
+        run kernels anyway set it.
     """
 
     kind: str

@@ -188,7 +188,7 @@ class LocalOperator:
             for result in results:
                 yield cast_to_schema(result, self._output)
         if self._coordinator is not None and exported:
-            from penstock.spark_ext.forwarding.exports import Exports  # few queries need its kernels
+            from penstock.spark_ext.forwarding.exports import Exports  # loads kernels that few queries need
 
             results, metrics = self._coordinator.run(Exports.read(to_parcels(exported)))
             batch.metrics.append(metrics)

@@ -185,7 +185,7 @@ class ParquetOutput:
             )
         make_durable(str(self._path) if self._path.exists() else self._checkpoint)
         for number in range(self._log.newest + 1, batch):
-            self._log.add(number, [])  # earlier micro-batches had no rows
+            self._log.add(number, [])  # the micro-batch had no rows
         self._log.add(batch, entries)
 
 

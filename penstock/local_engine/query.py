@@ -210,7 +210,7 @@ class LocalQuery:
 
         Leave out the promises that the last micro-batch reported as broken.
         """
-        if not self.overdue.active:  # no promises
+        if not self.overdue.active:  # the operator has no promises
             return
         last = {} if self.newest is None else self.newest.metrics.freshness
         for name, one in BatchMetrics.merge(served).freshness.items():

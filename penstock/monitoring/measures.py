@@ -118,7 +118,7 @@ def _within(batch: OperatorBatch) -> Reading:
 
 def _spark_time(batch: OperatorBatch) -> Reading:
     for phase, ms in batch.spark_ms.items():
-        if phase != "triggerExecution":  # the sum of the other phases, and gaps
+        if phase != "triggerExecution":  # it contains the other phases
             yield (phase,), ms / 1000
 
 

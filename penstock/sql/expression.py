@@ -39,7 +39,7 @@ class Expression:
     Parameters
     ----------
     text : str
-        Spark SQL, as written or as a rule composed it. Two expressions with equal text are equal.
+        The Spark SQL that a user wrote or a rule composed. Two expressions with equal text are equal.
     columns : tuple of str
         The sorted names of the columns that the expression reads. For a field of a struct, the name is the
         struct column's name.

@@ -409,7 +409,7 @@ class BucketStore(BucketFiles):
         try:
             parts = self._write_parts(pointer.version, units)
             self._publish(pointer, PUnit("snapshot", {}), {}, Handle(parts, base=0), None)
-        except Exception as error:  # any error, because no other thread sees it
+        except Exception as error:  # no other thread sees the error
             _log.warning("no snapshot was written [location=%s error=%s]", self.files.location, error)
             raise
         return parts

@@ -49,7 +49,7 @@ class CodecTests:
     @pytest.fixture
     def codec(self) -> Codec:
         """Return the codec."""
-        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+        raise NotImplementedError  # not abstract, because pytest silently skips abstract classes
 
     def test_values_come_back(self, codec: Codec) -> None:
         """Encode streams to bytes, and decode them; the codec must accept at least one of them."""

@@ -31,7 +31,7 @@ class FilesTests:
     @pytest.fixture
     def files(self) -> Files:
         """Return an empty directory."""
-        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+        raise NotImplementedError  # not abstract, because pytest silently skips abstract classes
 
     @pytest.mark.parametrize("size", [1, 3, 100_000, LARGE])
     @pytest.mark.parametrize("wrap", [bytes, memoryview, pa.py_buffer], ids=["bytes", "memoryview", "buffer"])

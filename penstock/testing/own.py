@@ -28,12 +28,12 @@ class OperatorTests:
     @pytest.fixture
     def operator(self) -> Operator:
         """Return the operator that is passed to `penstock.apply`."""
-        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+        raise NotImplementedError  # not abstract, because pytest silently skips abstract classes
 
     @pytest.fixture
     def batches(self) -> Sequence[pa.Table]:
         """Return the rows of some micro-batches, at least two."""
-        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+        raise NotImplementedError  # not abstract, because pytest silently skips abstract classes
 
     def test_a_restart_before_each_micro_batch_changes_nothing(
         self, operator: Operator, batches: Sequence[pa.Table]
@@ -83,7 +83,7 @@ class AggregateTests:
     @pytest.fixture
     def aggregate(self) -> type[Aggregate]:
         """Return the aggregate."""
-        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+        raise NotImplementedError  # not abstract, because pytest silently skips abstract classes
 
     def test_any_split_gives_the_same_result(self, aggregate: type[Aggregate]) -> None:
         """Split the values in three, merge the parts' states, and compare with the state of all values."""

@@ -57,7 +57,7 @@ class SchedulerTests:
     @pytest.fixture
     def new(self) -> Callable[[], Scheduler]:
         """Return a function that makes an empty scheduler."""
-        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+        raise NotImplementedError  # not abstract, because pytest silently skips abstract classes
 
     @pytest.mark.parametrize("seed", range(_RUNS))
     def test_each_waiting_key_is_served_once(self, new: Callable[[], Scheduler], seed: int) -> None:

@@ -26,15 +26,15 @@ class StateTests:
     @pytest.fixture
     def new(self) -> Callable[[], State]:
         """Return a factory of empty states."""
-        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+        raise NotImplementedError  # not abstract, because pytest silently skips abstract classes
 
     def change(self, state: Any, step: int) -> None:
         """Change a state, in a different way for each step."""
-        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+        raise NotImplementedError  # not abstract, because pytest silently skips abstract classes
 
     def content(self, state: Any) -> object:
         """Return the content of a state as a value to compare."""
-        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+        raise NotImplementedError  # not abstract, because pytest silently skips abstract classes
 
     def test_deltas_restore_a_state(self, new: Callable[[], State]) -> None:
         """Convert each delta of a state to bytes and back, and apply it to a copy."""

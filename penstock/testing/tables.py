@@ -35,7 +35,7 @@ class TableTests:
     @pytest.fixture
     def new(self) -> NewTable:
         """Return a factory of tables."""
-        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+        raise NotImplementedError  # not abstract, because pytest silently skips abstract classes
 
     def test_empty_batches_change_nothing(self, new: NewTable) -> None:
         """Put no rows, and get no keys."""

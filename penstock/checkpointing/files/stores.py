@@ -100,7 +100,7 @@ def _connect(uri: str) -> tuple[Any, str]:
         made = getattr(store, f"{kind}Store")(
             bucket,
             config=settings,
-            # HTTP is used only if an endpoint's URL has it.
+            # obstore uses HTTP only if the endpoint's URL begins with http://.
             client_options={"timeout": parameters.get("timeout", _TIMEOUT), "allow_http": True},
             retry_config={"retry_timeout": limit},
         )
@@ -210,7 +210,7 @@ def store_refusals(fact: str, file: str) -> Iterator[None]:
         yield
     except PenstockError:
         raise
-    except (BaseError, OSError, ValueError, NotImplementedError) as error:  # the last if unsupported
+    except (BaseError, OSError, ValueError, NotImplementedError) as error:  # a store may support less
         if isinstance(error, FileNotFoundError) and error.filename == file:
             raise
         raise UnavailableError(

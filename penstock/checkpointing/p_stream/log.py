@@ -224,7 +224,7 @@ class CommitLog:
     # ------------------------------------------------------------------------------------- writing
 
     def _append(self, decide: Callable[[], Entry | None], holds: Callable[[], bool]) -> bool:
-        """Add the entry that `decide` returns; return False if it returns none.
+        """Add the entry that `decide` returns; return False if `decide` returns None.
 
         Parameters
         ----------

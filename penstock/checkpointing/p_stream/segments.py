@@ -71,7 +71,7 @@ class Coder:
     error_bounds : mapping of str to float, optional
         Columns that may lose precision; see `penstock.compression.Chooser`.
     codecs : mapping of str to str, optional
-        The cascades of single columns, for which no chooser decides.
+        The cascades of single columns. They replace the decision of a chooser.
     threads : int, optional
         The number of threads; by default the number of cores that this process may use, at most 4.
     """
@@ -90,7 +90,7 @@ class Coder:
         self._goal: str | Goal = goal
         self._error_bounds = dict(error_bounds or {})
         self._codecs = codecs
-        self._chooser()  # refuse an invalid goal or bound here
+        self._chooser()  # an invalid goal or bound is an error here, not in a thread
         self._pool = Threads(self.threads, "penstock-coder") if self.threads > 1 else None
 
     def _chooser(self) -> Chooser:

@@ -255,7 +255,7 @@ class PStream:
     def subscribe(self, reader: str, start: Start = EARLIEST) -> int:
         """Subscribe a reader unless it is subscribed; return the offset at which it continues.
 
-        From now on, rows from that offset on are kept until the reader releases them.
+        The p-stream keeps all rows from that offset on until the reader releases them.
 
         Raises
         ------
@@ -386,7 +386,7 @@ class PStream:
     def _orphans(self) -> list[FileFacts]:
         """Return the facts of segments that no commit names or will ever name."""
         listed = self.segments.list()
-        # List first, so that segments committed afterwards are kept.
+        # List the segments before the log is read, so that segments committed later are kept.
         self.refresh()
         names = self.log.segments()
         return [fact for fact in listed if fact.name not in names and is_settled(fact.name, self.log.writers)]

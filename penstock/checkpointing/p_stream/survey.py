@@ -131,7 +131,7 @@ class Survey:
     pending_files, pending_bytes : int
         The number and the size of segments that no commit names yet, but a later commit may name.
     damage : tuple of str
-        The missing and cut segments, which their sizes show.
+        A text for each missing or cut segment. The sizes of files show this damage.
     log : LogFacts, optional
         The state of an update log.
     """
@@ -204,7 +204,7 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
         If the file system refuses.
     """
     readers = stream.files.child("readers")
-    # List before reading the log: segments committed afterwards are neither garbage nor pending.
+    # List the segments before the log is read: segments committed later are neither garbage nor pending.
     segments, log = stream.segments.list(), stream.files.child("log").list()
     progress_files = {
         fact.name: readers.child(fact.name).list() for fact in readers.list() if fact.is_directory

@@ -233,7 +233,7 @@ class PStreamWriter:
             self._check_error()
 
     def close(self) -> None:
-        """Flush and end. Closing twice is not an error.
+        """Flush all rows, and end the writer's threads. Closing twice is not an error.
 
         Raises
         ------

@@ -350,7 +350,8 @@ class Builder:
 
     def _run_windows(self, node: Node, steps: list[Where | Select]) -> NodeRows:
         """Return the rows of windows after the filters and projections in `steps`."""
-        from penstock.local_engine.builder.windows import run_windows  # few graphs have windows
+        # Few graphs have windows.
+        from penstock.local_engine.builder.windows import run_windows
 
         place = self._place(node, StateOptions())
         operator, node_rows = run_windows(self._plan_windows(node, place.buckets), place, steps)

@@ -264,7 +264,7 @@ def _fixed_words(column: pa.Array[Any], width: int) -> Words:
         words = np.frombuffer(data, np.uint64, count=2 * (column.offset + len(column)))
         return words[2 * column.offset :]
     if pa.types.is_floating(kind):
-        with np.errstate(invalid="ignore"):  # signalling NaNs
+        with np.errstate(invalid="ignore"):  # signalling NaNs raise this warning
             values = column.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
         values[np.isnan(values)] = np.nan
         return values.view(np.uint64)

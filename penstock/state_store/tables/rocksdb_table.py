@@ -5,8 +5,8 @@ A row is one entry: the words of its key (`penstock.state_store.keys.key_words`)
 neighbours. Texts keep the order of their bytes. Entries are written and read in batches that are sorted by
 key, because RocksDB is several times faster with sorted batches.
 
-The database is scratch. It has no write-ahead log, because the committed p-units are the log. It has its own
-directory, so that attempts of one task never share a directory.
+The database is temporary. It has no write-ahead log, because the committed p-units are the log. It has its
+own directory, so that attempts of one task never share a directory.
 """
 
 from __future__ import annotations
