@@ -31,7 +31,8 @@ __all__ = [
     "encode_table",
 ]
 
-# Loaded lazily: processes that only plan do not need it, and Numba takes a quarter of a second to load.
+# Load modules when they are first used: processes that only plan do not need them, and Numba takes a quarter
+# of a second to load.
 __getattr__ = lazily(
     __name__,
     {

@@ -79,7 +79,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, node: Node, start: int, stop: int) -> Ints:
-        """Return values `start` to `stop` of the stream, decoding as little as possible.
+        """Return values `start` to `stop` - 1 of the stream; decode as little as possible.
 
         Raises
         ------

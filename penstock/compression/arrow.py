@@ -68,8 +68,8 @@ def to_streams(
     Raises
     ------
     InvalidUsageError
-        If the array has more text than one array of its type can hold, or is not valid, such as text that is
-        not UTF-8. Its block would be unreadable.
+        If the array has more text than one array of its type can hold, or if the array is not valid, for
+        example because a text is not UTF-8. A block of such an array would be unreadable.
     """
     kind = array.type if kind is None else kind
     if is_coded_text(array.type, kind):
@@ -144,7 +144,7 @@ def from_streams(kind: pa.DataType, rows: int, columns: Streams, max_bytes: int)
         _text_array(kind, len(offsets) - 1, None, offsets, data)
         texts = texts_of(streams[0], offsets, data, offsets.dtype, min(max_bytes, _most_text(kind)))
         if texts is None:
-            raise CorruptDataError("a code has no text in its dictionary, or all have too many bytes")
+            raise CorruptDataError("a code has no text in its dictionary, or the texts have too many bytes")
         return pa.Array.from_buffers(kind, rows, [validity, *map(pa.py_buffer, texts)])
     if layout is Layout.TEXT_TOKENS:
         texts = decode_tokens(
@@ -200,7 +200,7 @@ def _bits(array: pa.Array[Any]) -> Ints:
 
 
 def _last_valid(valid: Ints) -> Any:
-    """Return for each row the last valid row up to it; for leading nulls the first valid row."""
+    """Return the last valid row at or before each row; for leading nulls, return the first valid row."""
     rows = np.where(valid, np.arange(valid.size), -1)
     first = int(np.argmax(valid))
     return np.maximum(np.maximum.accumulate(rows), first if valid[first] else 0)
@@ -254,7 +254,7 @@ def encode_as_dictionary(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | No
     array : pyarrow.Array
         Texts, without nulls.
     rows : Ints
-        The rows.
+        The positions of the texts to return.
     """
     texts = offsets_and_bytes(array)
     sample = distinct_texts(*texts, rows[:_DICTIONARY_SAMPLE_ROWS])
@@ -315,7 +315,8 @@ def _offsets(kind: pa.DataType, lengths: Ints, content: Ints) -> tuple[Ints, Byt
     if offsets is None:
         raise CorruptDataError("a text has an impossible length")
     check(
-        content.dtype == np.int8 and int(offsets[-1]) == content.size, "texts have other lengths than bytes"
+        content.dtype == np.int8 and int(offsets[-1]) == content.size,
+        "the lengths of texts do not match their bytes",
     )
     return offsets, content.view(np.uint8)
 
@@ -388,12 +389,12 @@ def _is_compressed(message: pa.ipc.Message) -> bool:
 def _from_ipc(kind: pa.DataType, rows: int, stream: Ints) -> pa.Array[Any]:
     try:
         for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(stream)):
-            check(not _is_compressed(message), "a nested column is compressed in a way that nothing writes")
+            check(not _is_compressed(message), "a nested column has compressed parts")
         with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
             batch = reader.read_next_batch()
         batch.validate(full=True)
     except (pa.ArrowException, OSError, StopIteration, struct.error) as error:
         raise CorruptDataError("a nested column cannot be read") from error
     fits = batch.num_columns == 1 and batch.num_rows == rows and batch.column(0).type == kind
-    check(fits, "a nested column is not what its block says")
+    check(fits, "a nested column does not match its block's type and rows")
     return batch.column(0)

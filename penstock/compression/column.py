@@ -110,8 +110,8 @@ def encode(
     column : str
         The column's name for the chooser.
     kind : pyarrow.DataType, optional
-        The type of the block's values; by default the array's. Texts may be dictionary-encoded; their codes
-        are kept if texts repeat.
+        The type of the block's values; by default the type of the array. Texts in `array` may be
+        dictionary-encoded; if they repeat, the block keeps their codes.
 
     Raises
     ------
@@ -222,10 +222,10 @@ class Block:
             self.layout = _layout(self._flags & 7)
             check(
                 version == _version_of(self.layout) and self._flags < 2 * _NULLS,
-                "the block has flags that nothing writes",
+                "the block has unknown flags",
             )
             self.type = get_type(reader.bytes(reader.varint()).tobytes())
-            check(self.layout in layouts_of(self.type), "a block's layout is not one of its type")
+            check(self.layout in layouts_of(self.type), "a block's layout does not suit its type")
         self.rows = reader.varint()
         self.raw_bytes = reader.varint()
         if max(self.raw_bytes, self.rows) > max_bytes:
@@ -264,10 +264,13 @@ class Block:
             size_bytes += node.count << node.width
         check(size_bytes == self.raw_bytes, "a block states another size than its streams have")
         if self.validity is not None:
-            check(self.layout not in (Layout.NOTHING, Layout.NESTED), "a block has nulls where none can be")
+            check(
+                self.layout not in (Layout.NOTHING, Layout.NESTED),
+                "a block has nulls, but its layout has none",
+            )
             check(
                 self.validity.count == self.rows and self.validity.width == 0,
-                "a block has other nulls than rows",
+                "the validity of a block does not match its rows",
             )
         if self.layout is Layout.FIXED:
             size = 1 if pa.types.is_boolean(self.type) else self.type.bit_width // 8
@@ -288,15 +291,15 @@ class Block:
     def read(
         self, start: int = 0, stop: int | None = None, *, keep_dictionary: bool = False
     ) -> pa.Array[Any]:
-        """Return rows `start` to `stop`; decode only the sub-blocks that hold them.
+        """Return rows `start` to `stop` - 1; decode only the sub-blocks that hold these rows.
 
         Parameters
         ----------
         start, stop : int
             The rows; by default all.
         keep_dictionary : bool
-            Whether to return dictionary-encoded texts as an Arrow dictionary, which may have values that no
-            row has.
+            Whether to return dictionary-encoded texts as an Arrow dictionary array, whose dictionary may have
+            values that occur in no row.
 
         Raises
         ------
@@ -320,7 +323,7 @@ class Block:
         valid = None
         if self.validity is not None:
             valid = decode_stream(self.validity, self.rows, start, stop)
-            check(bool(((valid == 0) | (valid == 1)).all()), "a null is neither there nor not")
+            check(bool(((valid == 0) | (valid == 1)).all()), "the validity of a row is neither 0 nor 1")
         streams = self._streams(start, stop)
         parts = Streams(self.layout, streams, valid)
         if keep_dictionary and self.layout is Layout.TEXT_DICTIONARY:
@@ -345,7 +348,7 @@ class Block:
             check(bool(possible.all()), "a text has an impossible length")
             begin = int(lengths[:start].sum())
             end = begin + int(lengths[start:].sum())
-            check(end <= self.nodes[1].count, "texts have other lengths than bytes")
+            check(end <= self.nodes[1].count, "the lengths of texts do not match their bytes")
             return lengths[start:], decode_stream(self.nodes[1], None, begin, end)
         if self.layout is Layout.TEXT_DICTIONARY:
             codes, *texts = self.nodes
@@ -358,7 +361,7 @@ class Block:
 
 
 def _layout(number: int) -> Layout:
-    check(number < len(Layout), "a block has a layout that nothing writes")
+    check(number < len(Layout), "a block has an unknown layout")
     return Layout(number)
 
 

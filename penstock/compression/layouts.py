@@ -85,9 +85,9 @@ def get_type(data: bytes) -> pa.DataType:
         If the bytes name no type.
     """
     if len(data) == 1:
-        check(data[0] < len(_SIMPLE_TYPES), "a block has a type that nothing writes")
+        check(data[0] < len(_SIMPLE_TYPES), "a block has an unknown type")
         return _SIMPLE_TYPES[data[0]]
-    check(data[:1] == bytes([_OTHER_TYPE]), "a block has a type that nothing writes")
+    check(data[:1] == bytes([_OTHER_TYPE]), "a block has an unknown type")
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data[1:]))
     except (pa.ArrowException, OSError) as error:

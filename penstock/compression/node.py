@@ -209,7 +209,7 @@ class Reader:
             self._at = at + 2
             count = self.varint()
         if shape & 0x80 or depth >= MAX_DEPTH:
-            raise self.damage_error("the block has a stream that nothing writes")
+            raise self.damage_error("the block has a stream of an unknown form")
         if count > self.max_count:
             raise self.damage_error("a stream states more values than its block has rows")
         parameters = self.bytes(self.varint()).tobytes() if shape & 0x20 else b""

@@ -15,7 +15,7 @@ __all__ = ["Parts", "ends_of", "parts_of"]
 
 
 class Parts(NamedTuple):
-    """The parts that hold a range of values, and the payload offsets of all parts."""
+    """The range of the parts that hold some values, and the payload offsets of all parts."""
 
     first: int
     last: int
@@ -30,7 +30,7 @@ def ends_of(sizes: npt.NDArray[np.int64], size_bytes: int) -> npt.NDArray[np.int
     CorruptDataError
         If the parts do not fill `size_bytes`.
     """
-    check(bool((sizes >= 0).all()), "a part has a size that cannot be")
+    check(bool((sizes >= 0).all()), "a part has a negative size")
     ends = np.zeros(sizes.size + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     check(ends[-1] == size_bytes, "a payload has another size than its parts")

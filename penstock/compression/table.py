@@ -12,7 +12,7 @@ Bytes, little-endian::
              variable bytes (`penstock.compression.node`)
     ...      the columns' blocks (`penstock.compression.column`) in that order
 
-Any number of such blocks may follow one another in a file, each a part of the rows.
+Any number of such blocks may follow one another in a file. Each block has a part of the rows.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ class BlockWriter:
             table.
         """
         if self._schema is not None and not table.schema.equals(self._schema):
-            raise InvalidUsageError("a table's schema differs from that of the table before it")
+            raise InvalidUsageError("a table's schema differs from the schema of the table before it")
         block = encode_table(table, chooser=self.chooser, codecs=self._codecs)
         self._schema = table.schema
         self._sink.write(block)

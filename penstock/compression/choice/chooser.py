@@ -134,7 +134,7 @@ class Chooser:
         return plan
 
     def _interval_s(self) -> float:
-        """Return the seconds between decisions about a column, to limit their share of time."""
+        """Return the seconds between decisions about a column, so that they take a limited share of time."""
         return max(
             self.interval_s, sum(decision.took_s for decision in self.columns.values()) / DECIDING_SHARE
         )
@@ -256,7 +256,7 @@ def _full_streams(array: pa.Array[Any], dictionary: bool, sample_streams: Stream
 
 
 def _layouts(sample: pa.Array[Any], goal: Goal) -> Iterator[tuple[bool, Streams]]:
-    """Yield the layouts that may suit a sample, and the sample's streams in each."""
+    """Yield each layout that may suit a sample, and the sample's streams in this layout."""
     if Layout.TEXT not in layouts_of(sample.type):
         yield False, to_streams(sample)
         return

@@ -30,7 +30,7 @@ class Cost(NamedTuple):
 
 
 COSTS: dict[str, Cost] = {
-    # Plain is a view of the values. Its cost is an estimate of copying values into the block and out of it.
+    # A plain stream is a view of the values. Its cost is an estimate of copying them into and out of a block.
     "plain": Cost(0.0, 0.05, 0.0, 0.05),
     "constant": Cost(0.02, 0.02, 0.0, 0.03),
     "ns": Cost(0.1, 0.05, 0.09, 0.05),
@@ -79,8 +79,8 @@ def cost(node: Node, cascade: Cascade, goal: Goal, share: float = 1.0) -> float:
     goal : Goal
         The cost to minimise.
     share : float
-        The sample's share of a block. Parts that occur once in a block, however many rows it has (such as a
-        complete dictionary), are charged only at this share.
+        The sample's share of a block. A part that a block has only once, whatever its number of rows, such as
+        a complete dictionary, costs only this share.
     """
     size = _size_bytes(node, share)
     if not goal.write_mb_s:
@@ -107,7 +107,7 @@ def token_cost(pieces: int, size_bytes: int, goal: Goal) -> float:
 
 
 def _size_bytes(node: Node, share: float) -> float:
-    """Return the bytes of a node and its descendants; of a complete dictionary, only `share` is charged."""
+    """Return the bytes of a node and its descendants; a complete dictionary counts only as its `share`."""
     size = node.own_bytes * 1.0
     for position, child in enumerate(node.children):
         is_complete = node.codec == _DICTIONARY and position == 1 and child.count * _SETTLED <= node.count

@@ -1,4 +1,4 @@
-"""Search for the best cascade of a stream: try all on a short sample, then the best on a long sample.
+"""Search for the best cascade of a stream: try all on a short sample, then the best of them on a long sample.
 
 The statistics of a sample rule out most candidates before any encoding, and lower bounds on costs rule out
 most of the rest. If the goal counts bytes, the best candidates of each family encode a longer sample,
@@ -113,7 +113,7 @@ def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -
 
 
 def _finalists(ranked: list[Choice], count: int) -> list[Choice]:
-    """Return the cheapest cascades, and, for each codec of repeats, the cheapest cascade ending with it."""
+    """Return the cheapest cascades, and the cheapest cascade that ends with each codec of repeats."""
     finalists = {choice.cascade: choice for choice in ranked[:count]}
     for family in _FAMILIES:
         ends = (choice for choice in ranked if choice.cascade[-1].removeprefix("ns_") == family)

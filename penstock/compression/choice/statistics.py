@@ -33,8 +33,8 @@ class ColumnStats:
     least, most : int
         Range of the values, as signed integers.
     range_bits, delta_bits, delta_of_delta_bits : int
-        Bits of the widest offset: from the least value, from the least delta, and from the least delta of
-        deltas.
+        The number of bits of the widest offset: of values from the least value, of deltas from the least
+        delta, and of deltas of deltas from the least of them.
     runs : int
         The number of runs of equal values.
     distinct : int or None

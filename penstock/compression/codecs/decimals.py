@@ -33,7 +33,7 @@ MAX_DIGITS = 22
 """10**22 is the greatest power of ten that is exact in a double."""
 
 _POWERS = 10.0 ** np.arange(MAX_DIGITS + 1)
-_MIN_VALUES_PER_EXCEPTION = 8  # at most one value in eight
+_MIN_VALUES_PER_EXCEPTION = 8  # at most one value in eight may be an exception
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -108,7 +108,7 @@ def _from_integers(values: Ints, power: float, out: Any) -> None:
 
 @kernel
 def _to_steps(values: Any, raw: Ints, step: float, bound: float, out: Ints, positions: Any, most: int) -> int:
-    """Like `_to_integers`, in steps; a value whose error would exceed `bound` is an exception."""
+    """Like `_to_integers`, for multiples of `step`; a value whose error exceeds `bound` is an exception."""
     count = 0
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
     before = out.dtype.type(0)
@@ -184,7 +184,7 @@ def digits_of(values: Ints) -> int | None:
 
 
 class _AsIntegers(Transform):
-    """Main child: the integers. Then the exceptions' positions and their bits."""
+    """A codec of floats as integers. Children: the integers, the positions of exceptions, and their bits."""
 
     def _finish(self, values: Ints, positions: Ints, parameters: bytes) -> Callable[[Node], Node]:
         width, count, exceptions = width_code(values), values.size, values[positions]
@@ -199,10 +199,10 @@ class _AsIntegers(Transform):
     @staticmethod
     def _decode_children(node: Node, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
         """Return the integers, the positions of exceptions, and the exceptions' bits, in a range."""
-        check(node.width >= 2 and len(node.children) == 3, "floats have other children than they need")
+        check(node.width >= 2 and len(node.children) == 3, "floats have a wrong number of children")
         integers, position_node, exceptions = node.children
         check(integers.width == exceptions.width == node.width, "a child of floats has a wrong type")
-        check(position_node.count == exceptions.count, "exceptions have another number of positions")
+        check(position_node.count == exceptions.count, "the numbers of exceptions and positions differ")
         check(position_node.count <= node.count, "there are more exceptions than values")
         positions = decode_stream(position_node).astype(np.int64)
         ascending = bool((np.diff(positions, prepend=-1, append=node.count) > 0).all())
@@ -253,7 +253,7 @@ class Decimal(_AsIntegers):
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the bits of the floats in the range."""
         has_digits = len(node.parameters) == 1 and node.parameters[0] <= MAX_DIGITS
-        check(has_digits, "decimals have a number of digits that cannot be")
+        check(has_digits, "decimals have an impossible number of digits")
         integers, positions, exceptions = self._decode_children(node, start, stop)
         out = np.empty(integers.size, f"f{integers.dtype.itemsize}")
         _from_integers(integers, float(_POWERS[node.parameters[0]]), out)

@@ -1,4 +1,4 @@
-"""Dictionary: each distinct value once, and a code for each value (Scabbard Table 2)."""
+"""Dictionary: store each distinct value once, and a code for each value (Scabbard Table 2)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROWS_FOR_TABLE = 1 << 14
 def _assign_codes(values: Ints, table: Any, distinct: Any, codes: Any, most: int) -> int:
     """Assign codes to distinct values in order of appearance; return their number, or -1 if too many.
 
-    `table` has a power of two of slots, at least twice `most`, each -1.
+    The number of slots of `table` is a power of two, and at least twice `most`. Each slot is -1 at first.
     """
     mask = np.uint64(table.shape[0] - 1)
     # The highest bits of a product depend on all bits of its factors.
@@ -90,7 +90,7 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
     if values.dtype.itemsize == 1 or (values.dtype.itemsize == 2 and values.size >= _ROWS_FOR_TABLE):
         return _codes_by_table(values, most)
     codes = np.empty(values.size, np.int32)
-    # A small table stays in the first-level cache, and suffices for most streams that suit a dictionary.
+    # Try a small table first: it stays in the first-level cache, and most streams that suit a dictionary fit.
     distinct = _distinct(values, codes, min(most, _MOST_DISTINCT_IN_SMALL_TABLE))
     if distinct is None and most > _MOST_DISTINCT_IN_SMALL_TABLE:
         distinct = _distinct(values, codes, most)
@@ -163,7 +163,7 @@ class Dictionary(Transform):
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the values, looked up for the codes in the range."""
-        check(len(node.children) == 2, "a dictionary has other children than it needs")
+        check(len(node.children) == 2, "a dictionary has a wrong number of children")
         codes, values = node.children
         check(values.width == node.width, "a dictionary's values have a wrong type")
         return look_up(decode_stream(codes, node.count, start, stop), decode_stream(values))

@@ -185,7 +185,7 @@ class Delta(Transform):
         check(
             len(node.parameters) == node.dtype.itemsize * bool(node.count), "a first value has a wrong size"
         )
-        check(child.count == max(node.count - 1, 0), "differences have another number than their parent says")
+        check(child.count == max(node.count - 1, 0), "the number of differences does not match their parent")
         out = np.zeros(stop, node.dtype)
         if stop:
             out[1:] = decode_stream(child, None, 0, stop - 1)
@@ -203,7 +203,7 @@ class Xor(Delta):
 
 
 def _only_child(node: Node) -> Node:
-    check(len(node.children) == 1, "differences have other children than they need")
+    check(len(node.children) == 1, "differences have a wrong number of children")
     return node.children[0]
 
 

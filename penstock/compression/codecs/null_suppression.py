@@ -18,16 +18,16 @@ __all__ = ["NullSuppression", "WordNullSuppression", "slice_packed"]
 class NullSuppression(Codec):
     """Packs offsets into as few bits as each sub-block needs; see `penstock.compression.kernels.bits`.
 
-    The parameters are one byte: the step in bits 0 to 2, bit 3 if patched, bit 4 if the packed bytes are the
-    last child instead of the payload. With bit 4, as in ``base_delta>ns_lz4``, a codec of bytes finds
-    patterns that repeat at whole sub-blocks. The first three children have a value for each sub-block. The
-    children are:
+    The parameters are one byte. Bits 0 to 2 hold the step. Bit 3 is set if the stream is patched. Bit 4 is
+    set if the packed bytes are the last child instead of the payload. Then, as in ``base_delta>ns_lz4``, a
+    codec of bytes finds patterns that repeat at whole sub-blocks. The first three children have values for
+    each sub-block. The children are:
 
     1. the widths;
     2. the bases, unless the step is NONE; for XOR, the number of low zero bits that were cut off;
-    3. from DELTA on, the first value; for DELTA_OF_DELTA, the first two;
-    4. if patched, the number of exceptions of each sub-block; then the position and the high bits of each
-       exception.
+    3. if the step is DELTA or later in `Step`, the first value; for DELTA_OF_DELTA, the first two values;
+    4. if patched, three children: the number of exceptions of each sub-block, the position of each exception,
+       and the high bits of each exception.
     """
 
     number = 2
@@ -88,12 +88,12 @@ def slice_packed(node: Node, first: int, last: int) -> Packed:
     """
     check(len(node.parameters) == 1 and node.parameters[0] & 7 <= Step.XOR, "packed bits have no known step")
     flags = node.parameters[0]
-    check(flags < 32, "packed bits have flags that nothing writes")
+    check(flags < 32, "packed bits have unknown flags")
     step, patched, has_coded = Step(flags & 7), bool(flags & 8), bool(flags & 16)
     order = _order(step)
     children = list(node.children)
     expected = 1 + (step is not Step.NONE) + bool(order) + 3 * patched + has_coded
-    check(len(children) == expected, "packed bits have other children than they need")
+    check(len(children) == expected, "packed bits have a wrong number of children")
     blocks = -(-node.count // SUB_BLOCK)
     bits_per_value = 8 * node.dtype.itemsize
 
@@ -110,9 +110,7 @@ def slice_packed(node: Node, first: int, last: int) -> Packed:
 
     bases = same_type(blocks, first, last) if step is not Step.NONE else np.zeros(last - first, node.dtype)
     if step is Step.XOR:
-        check(
-            bool(((bases >= 0) & (bases < bits_per_value)).all()), "packed bits state a shift that cannot be"
-        )
+        check(bool(((bases >= 0) & (bases < bits_per_value)).all()), "packed bits have an impossible shift")
     firsts = np.zeros((last - first, 2), node.dtype)
     if order:
         firsts[:, :order] = same_type(blocks * order, first * order, last * order).reshape(-1, order)
@@ -120,12 +118,15 @@ def slice_packed(node: Node, first: int, last: int) -> Packed:
     highs = np.empty(0, node.dtype)
     if patched:
         exceptions = decode_stream(children.pop(0), blocks)
-        check(exceptions.dtype == np.int16 and bool((exceptions >= 0).all()), "exceptions have no number")
+        check(
+            exceptions.dtype == np.int16 and bool((exceptions >= 0).all()),
+            "the number of exceptions is invalid",
+        )
         before = np.zeros(blocks + 1, np.int64)
         np.cumsum(exceptions, out=before[1:])
         begin, end = int(before[first]), int(before[last])
         position_node = children.pop(0)
-        check(position_node.count == before[-1], "exceptions have another number of positions")
+        check(position_node.count == before[-1], "the numbers of exceptions and positions differ")
         positions = decode_stream(position_node, None, begin, end)
         exceptions = exceptions[first:last]
         room = np.full(last - first, SUB_BLOCK)
@@ -185,12 +186,12 @@ class WordNullSuppression(Codec):
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the values, widened."""
-        check(len(node.children) == 1, "words have other children than they need")
+        check(len(node.children) == 1, "words have a wrong number of children")
         blocks = -(-node.count // SUB_BLOCK)
         widths = decode_stream(node.children[0], blocks)
         check(
             bool(np.isin(widths, [0, *(kind.itemsize for kind in TYPES[: node.width + 1])]).all()),
-            "a word has a width that cannot be",
+            "a word has an impossible width",
         )
         ends = _ends_of(widths * np.int8(8), node.count, 64, node.payload.size)
         first, last = start // SUB_BLOCK, -(-stop // SUB_BLOCK)

@@ -170,7 +170,7 @@ def encode_light(values: Ints, parent_bytes: int = 0) -> Node:
 
 
 def decode_stream(node: Node, count: int | None = None, start: int = 0, stop: int | None = None) -> Ints:
-    """Return values `start` to `stop` of a stream; by default all.
+    """Return values `start` to `stop` - 1 of a stream; by default all values.
 
     Parameters
     ----------

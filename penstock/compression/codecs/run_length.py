@@ -1,4 +1,4 @@
-"""Run-length encoding: each run of equal values once, with its length (Scabbard Table 2)."""
+"""Run-length encoding: store the value and the length of each run of equal values (Scabbard Table 2)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _expand(heads: Ints, lengths: Ints, skip: int, out: Ints) -> None:
 
 
 class RunLength(Transform):
-    """Children: the runs' values, and the runs' lengths less one."""
+    """Children: the values of runs, and the lengths of runs, each less one."""
 
     number = 7
     name = "run_length"
@@ -64,14 +64,19 @@ class RunLength(Transform):
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the values; decode all lengths, but only the values of the runs in the range."""
-        check(len(node.children) == 2, "runs have other children than they need")
+        check(len(node.children) == 2, "runs have a wrong number of children")
         heads, lengths = node.children
-        check(heads.width == node.width and heads.count == lengths.count, "runs have no value or no length")
+        check(
+            heads.width == node.width and heads.count == lengths.count,
+            "the values and lengths of runs do not match",
+        )
         check(lengths.count <= node.count, "there are more runs than values")
         sizes = decode_stream(lengths).astype(np.int64) + 1
-        check(bool((sizes > 0).all()), "a run has no value")
+        check(bool((sizes > 0).all()), "a run has an impossible length")
         ends = np.cumsum(sizes)
-        check(int(ends[-1] if ends.size else 0) == node.count, "runs have another length than their stream")
+        check(
+            int(ends[-1] if ends.size else 0) == node.count, "the lengths of runs do not match their stream"
+        )
         out = np.empty(stop - start, node.dtype)
         if out.size:
             first, last = np.searchsorted(ends, [start, stop - 1], side="right").tolist()

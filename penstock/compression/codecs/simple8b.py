@@ -16,7 +16,7 @@ from penstock.compression.parts import parts_of
 
 __all__ = ["Simple8b"]
 
-# Values in a word and bits of each, by its selector. 240 and 120 are runs of zeros.
+# By selector: the number of values in a word, and the bits of each value. 240 and 120 are runs of zeros.
 _COUNTS = np.array([240, 120, 60, 30, 20, 15, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1], np.int64)
 _BITS = np.array([0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 60], np.int64)
 
@@ -109,7 +109,7 @@ class Simple8b(Codec):
         out = np.empty(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
         words = np.frombuffer(payload.tobytes(), np.uint64)
         is_complete = _read(words, _COUNTS, _BITS, out.view(f"u{out.dtype.itemsize}"))
-        check(is_complete, "words of 64 bits end elsewhere than stated")
+        check(is_complete, "words of 64 bits do not match the number of values")
         return out[start - first * SUB_BLOCK : stop - first * SUB_BLOCK]
 
 

@@ -36,7 +36,7 @@ _SPARE = 64
 
 
 class Symbols(Transform):
-    """Parameters: number of symbols, their sizes, their bytes. Children: codes; code count of each frame."""
+    """Parameters: the symbols' number, sizes and bytes. Children: the codes; the code count of each frame."""
 
     number = 18
     name = "fsst"
@@ -62,7 +62,7 @@ class Symbols(Transform):
         for begin in begins:
             end = min(begin + _FRAME, source.size)
             if end + _SPARE > source.size:
-                # Copy the last bytes, so that padding follows them.
+                # Copy the last bytes into a buffer with padding, which the kernels may read.
                 rest = np.append(source[begin:end], np.zeros(_SPARE, np.uint8))
                 ends.append(code_symbols(seal(rest), 0, end - begin, *tables, lanes, out, ends[-1]))
             else:
@@ -80,8 +80,8 @@ class Symbols(Transform):
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the values of the frames in the range."""
-        check(len(node.children) == 2, "symbols have other children than they need")
-        check(node.width == 0 and node.children[0].width == 0, "symbols stand for something else than bytes")
+        check(len(node.children) == 2, "symbols have a wrong number of children")
+        check(node.width == 0 and node.children[0].width == 0, "symbols encode something else than bytes")
         symbols, sizes = _table_of(node.parameters)
         counts = decode_stream(node.children[1], -(-node.count // _FRAME)).astype(np.int64)
         ends = ends_of(counts, node.children[0].count)
@@ -93,7 +93,7 @@ class Symbols(Transform):
         out = np.empty(total + _SPARE, np.uint8)
         bounds = ends[first : last + 1] - ends[first]
         right = write_symbols(codes.view(np.uint8), bounds, symbols, sizes, _FRAME, out, total)
-        check(right, "codes have no symbols, or stand for other bytes than there are")
+        check(right, "codes have no symbols, or decode to a wrong size")
         return out[start - begin : stop - begin].view(np.int8)
 
 
@@ -118,8 +118,8 @@ def _table_of(parameters: bytes) -> tuple[npt.NDArray[np.uint64], Bytes]:
     check(count <= MOST_SYMBOLS and len(parameters) > count, "a table of symbols is cut")
     sizes = np.zeros(256, np.uint8)
     sizes[:count] = np.frombuffer(parameters, np.uint8, count, 1)
-    check(bool((sizes[:count] >= 1).all() and (sizes <= LONGEST).all()), "a symbol has a size that none has")
-    check(int(sizes.sum()) == len(parameters) - 1 - count, "a table of symbols has other bytes than symbols")
+    check(bool((sizes[:count] >= 1).all() and (sizes <= LONGEST).all()), "a symbol has an impossible size")
+    check(int(sizes.sum()) == len(parameters) - 1 - count, "the sizes of symbols do not match their bytes")
     at = 1 + count
     symbols = np.zeros(256, np.uint64)
     for code, size in enumerate(sizes[:count].tolist()):

@@ -72,11 +72,14 @@ class VariableByte(Codec):
         return Node(self.number, width_code(values), values.size, payload=out[:used], children=children)
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
-        """Return the values from position `start` to before `stop`."""
+        """Return values `start` to `stop` - 1."""
         first, last, ends = parts_of(node, start, stop, SUB_BLOCK)
         payload = node.payload[ends[first] : ends[last]]
         out = np.empty(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
-        check(_read(payload, out.view(f"u{out.dtype.itemsize}")), "variable bytes end elsewhere than stated")
+        check(
+            _read(payload, out.view(f"u{out.dtype.itemsize}")),
+            "variable bytes do not match the number of values",
+        )
         return out[start - first * SUB_BLOCK : stop - first * SUB_BLOCK]
 
 

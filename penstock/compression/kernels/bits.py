@@ -180,7 +180,7 @@ def unpack_offsets(x: Bytes, at: int, width: int, base: Any, out: Any) -> None:
 
 @kernel
 def _cheapest_width(offsets: Any, widest: int, counts: Any) -> int:
-    """Return the width that takes the fewest bits, each exception costing 16 more than its high bits."""
+    """Return the width that takes the fewest bits. An exception takes 16 bits, and its high bits."""
     for width in range(65):
         counts[width] = 0
     for i in range(offsets.shape[0]):
@@ -203,8 +203,7 @@ def _steps(v: Any, step: int, firsts: Any, deltas: Any, out: Any) -> None:
 
     `deltas` is a scratch of 1,024 values.
     """
-    # The compiler must assume that a difference as an index may be negative, so shift the other index
-    # instead.
+    # Index shifted views: for an index such as ``i - 1``, the compiler must assume that it may be negative.
     n = v.shape[0]
     firsts[0] = v[0]
     following, rest = v[1:], out[1:]
@@ -218,7 +217,7 @@ def _steps(v: Any, step: int, firsts: Any, deltas: Any, out: Any) -> None:
     out[0] = rest[0] if n > 1 else 0
     if step == 3:
         firsts[1] = v[1] if n > 1 else v[0]
-        # Not a slice: Numba would spend two seconds compiling its error message.
+        # Copy in a loop: for a slice, Numba would compile an error message for two seconds.
         for i in range(n):
             deltas[i] = out[i]
         following, rest = deltas[2:n], out[2:]
@@ -373,7 +372,7 @@ def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
     blocks = -(-count // SUB_BLOCK)
     widths, bases = np.empty(blocks, np.int8), np.empty(blocks, dtype)
     firsts = np.empty((blocks, 2), dtype)
-    # A width is chosen only if at most an eighth of the offsets are exceptions.
+    # There is room for all exceptions: a width is chosen only if at most an eighth of the offsets do not fit.
     room = count // 8 + blocks if patched else 0
     exceptions = np.empty(blocks if patched else 0, np.int16)
     positions, highs = np.empty(room, np.int16), np.empty(room, dtype)

@@ -37,7 +37,7 @@ _FILL_BITS = 256
 
 
 def unpack_words(x: Any, at: int, width: int, word: Any, base: Any, out: Any) -> None:
-    """Unpack 1,024 offsets of `width` bits (at least one) from lanes; write each plus `base`.
+    """Unpack 1,024 offsets of `width` bits (at least one) from lanes; write each offset plus `base`.
 
     The offsets are at byte `at` of `x`. The lanes' words have the type of `word`, which is no wider than the
     type of `out`.
@@ -91,9 +91,9 @@ def bit_length(value: Any) -> int:
 
 
 class _Lanes:
-    """The types of one row of lanes, and the position of a row's bits.
+    """The LLVM types of one row of lanes, and the position of a row's bits.
 
-    `bits` is the width of a word, `value_bits` the width of a packed value.
+    `bits` is the width of a word, and `value_bits` the width of a packed value.
     """
 
     def __init__(self, bits: int, value_bits: int) -> None:

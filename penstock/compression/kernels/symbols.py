@@ -35,7 +35,7 @@ SLOTS = 1 << 11
 LANES = 4
 
 _GENERATIONS = 5
-_TOKENS = 512  # codes of symbols, and 256 and a byte
+_TOKENS = 512  # a token is the code of a symbol, or 256 plus a byte without a symbol
 _NO_SYMBOL = np.uint16(ESCAPE | 1 << 8)
 _ONE = np.uint64(1)
 _BYTE = np.uint64(255)
@@ -213,7 +213,7 @@ def learn_symbols(
 
 @kernel
 def _put_code(info: Any, word: Any, out: Bytes, at: Any) -> Any:
-    """Write a code and the next byte, which is kept only after an escape; return the next position."""
+    """Write a code and the next byte; return the next position, which keeps the byte only after an escape."""
     code = info & _BYTE
     out[at], out[at + _ONE] = np.uint8(code), np.uint8(word & _BYTE)
     return at + _ONE + np.uint64(code == _BYTE)
@@ -279,7 +279,7 @@ def code_symbols(
     e0, e1, e2, e3 = a1, a2, a3, np.uint64(end)
     t0, t1, t2, t3 = np.uint64(0), room, room + room, room + room + room
     while True:
-        # No symbol exceeds 8 bytes, so this many can be encoded without checking for the end.
+        # No symbol exceeds 8 bytes, so this many symbols can be encoded without checking for the end.
         sure = min(e0 - a0, e1 - a1, e2 - a2, e3 - a3) >> np.uint64(3)
         if not sure:
             break

@@ -61,7 +61,7 @@ def _place(codes: Any, begins: Any, most: int, offsets: Any) -> int:
 
 @kernel
 def _write_out(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, out: Bytes) -> None:
-    """Write the texts of codes; the first `spared` texts are followed by padding."""
+    """Write the texts of codes. Padding follows the first `spared` texts, so they are copied by words."""
     for i in range(codes.shape[0]):
         if codes[i] < spared:
             begin: Any = np.int64(begins[codes[i]])
@@ -73,7 +73,7 @@ def _write_out(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, 
 
 @kernel
 def _write_rest(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, out: Bytes) -> None:
-    """Write the texts that are not followed by padding into the gaps that were left."""
+    """Write the texts that `_write_out` left out, because no padding follows them."""
     for i in range(codes.shape[0]):
         if codes[i] >= spared:
             for k in range(offsets[i + 1] - offsets[i]):
@@ -136,7 +136,7 @@ def _mix(mixed: Any, word: Any) -> Any:
 
 @kernel
 def _equal_tails(source: Bytes, first: int, second: int, size: int) -> bool:
-    """Return whether two longer texts with equal first 8 bytes are equal. The last words overlap."""
+    """Return whether two texts of more than 8 bytes with equal first 8 bytes are equal, word by word."""
     for at in range(8, size - 8, 8):
         if word_at(source, first + at) != word_at(source, second + at):
             return False
@@ -177,9 +177,9 @@ def _assign_codes(
 ) -> int:
     """Assign codes to distinct texts in order of appearance; return their number, or -1 if too many.
 
-    Reads the rows in `selection`, or the first rows if it is empty. `table` has a power of two of slots, at
-    least two and more than `rows`, each -1. `rows` gets the first row of each distinct text, `heads` its
-    first 8 bytes.
+    Reads the rows in `selection`, or the first rows if it is empty. The number of slots of `table` is a power
+    of two, at least two, and greater than the size of `rows`. Each slot is -1 at first. `rows` gets the first
+    row of each distinct text, and `heads` the first 8 bytes of the text.
     """
     has_rows = selection.shape[0] > 0
     mask = np.uint64(table.shape[0] - 1)
@@ -315,7 +315,7 @@ def texts_of(
         end = begins.dtype.type(min(source.size - _SPARE, np.iinfo(begins.dtype).max))
         spared = max(0, int(np.searchsorted(begins, end, "right")) - 1)
     codes, begins, source = seal(codes), seal(begins), seal(source)
-    # Checking the lengths of more texts than are written would take longer than it saves.
+    # Look for a common length only if there are fewer distinct texts than texts to write.
     length = _common_length(begins) if count < codes.size else -1
     offsets = _places_of(codes, begins, length, kind, most)
     if offsets is None:

@@ -99,8 +99,8 @@ def write_rows(
         that is treated as a word; the first word; the next value of its column, which is advanced; the
         position of its literal in `pool`, and the literal's size.
     offsets, pool : Ints, Bytes
-        Words with the literals of their pieces before them, and literals. `pool`, `others` and `out` have
-        padding.
+        `pool` holds each word after the literal of its piece, and then all literals. `offsets` are the
+        offsets of the words. Padding follows `pool`, `others` and `out`.
     codes, numbers, lengths, others
         The streams; `codes` and `numbers` have exactly as many values as the forms need.
     digits : Ints

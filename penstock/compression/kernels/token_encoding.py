@@ -236,10 +236,11 @@ def code_rows(
     split : bool
         Whether adjacent digits and letters are two tokens.
     nodes : Ints
-        The tree of pieces, each a row of `NODE_FIELDS` fields; the first is for texts without a form.
+        The tree of pieces. Each piece is a row of `NODE_FIELDS` fields; the first row is for texts without a
+        form.
     slots, words : Ints
-        For each piece with words, a table from hashes to codes; for each word its first and its next 8 bytes,
-        its size, and its position in `pool`.
+        `slots` has, for each piece with words, a table from hashes to codes. `words` has, for each word, its
+        first 8 bytes, its next 8 bytes, its size, and its position in `pool`.
     pool : Bytes
         Literals and words.
     counters : Ints

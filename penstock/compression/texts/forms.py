@@ -255,7 +255,7 @@ class _Learner:
         )
 
     def _extend_words(self, rows: list[_Row], heads: list[bytes]) -> tuple[int, list[bytes]]:
-        """Return the end byte for the longest words of which there are few, and these words."""
+        """Return the end byte that makes words longest and still few, and these words."""
         until, longest = TOKEN_END, heads
         (text, at), size = rows[0], sum(map(len, heads))
         for byte in dict.fromkeys(_NO_SEPARATORS.sub(b"", text[at:])):

@@ -27,7 +27,7 @@ _TYPES = tuple(map(np.dtype, ("i1", "i2", "i8", "i4", "i4", "i1", "i4", "i1")))
 
 
 class _Description(NamedTuple):
-    """The content of a stream of pieces: the texts' size; each piece's kind, number and literal; forms."""
+    """The content of a stream of pieces: the texts' size; each piece's kind, number, literal; the forms."""
 
     total: int
     kinds: Ints
@@ -54,15 +54,15 @@ def _parse_pieces(pieces: Ints, words: int) -> _Description:
     forms: list[list[int]] = []
     texts = [0]
     for at, (kind, number, parent) in enumerate(zip(*[iter(rest)] * 3, strict=True)):
-        check(-1 <= parent < at, "a piece follows none")
+        check(-1 <= parent < at, "a piece follows an unknown piece")
         paths.append([*(paths[parent] if parent >= 0 else ()), at])
         if kind & 4:
             forms.append(paths[-1])
         limits = (0, 0) if kind & 3 == LITERAL else (0, MOST_WORDS) if kind & 3 == WORD else (1, MOST_DIGITS)
-        check(0 <= kind < 8 and kind & 3 <= NUMBER, "a form has a piece of a kind that nothing writes")
+        check(0 <= kind < 8 and kind & 3 <= NUMBER, "a form has a piece of an unknown kind")
         check(limits[0] <= number <= limits[1], "a piece has more words or digits than it can have")
         texts.append(texts[-1] + 1 + (number if kind & 3 == WORD else 0))
-    check(texts.pop() == words and len(forms) <= MOST_FORMS + 1, "pieces have other words than there are")
+    check(texts.pop() == words and len(forms) <= MOST_FORMS + 1, "the pieces' words do not match the words")
     fields = np.array(rest, np.int64).reshape(-1, 3)
     return _Description(
         total,
@@ -103,7 +103,7 @@ def decode_part(nodes: Sequence[Node], start: int, stop: int) -> tuple[Ints, ...
         parts = [decode_stream(node, None, begin, end) for begin, end in bounds if begin < end]
         columns.append(np.concatenate([np.empty(0, node.dtype), *parts]))
     marks = decode_stream(nodes[3])
-    check(marks.size == -(-all_forms.size // SUB_BLOCK), "there are other marks than texts")
+    check(marks.size == -(-all_forms.size // SUB_BLOCK), "the number of marks does not match the texts")
     first, last = (
         int(marks[row]) if row < marks.size else nodes[7].count
         for row in (start // SUB_BLOCK, -(-stop // SUB_BLOCK))
@@ -112,7 +112,7 @@ def decode_part(nodes: Sequence[Node], start: int, stop: int) -> tuple[Ints, ...
     lengths = decode_stream(nodes[7], None, 0, last)
     ends = np.cumsum(lengths, dtype=np.int64)
     possible = not last or (int(lengths.min()) >= 0 and int(ends[-1]) <= nodes[8].count)
-    check(possible, "others have other lengths than bytes")
+    check(possible, "the lengths of others do not match their bytes")
     begin, end = (int(ends[at - 1]) if at else 0 for at in (first, last))
     pieces = pieces.copy()
     pieces[0] = -1 - description.total
@@ -135,7 +135,7 @@ def decode_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -> 
     if total > most:
         return None
     types = [stream.dtype for stream in streams if stream is not pieces]
-    check(tuple(types) == _TYPES, "streams have values of other sizes than they need")
+    check(tuple(types) == _TYPES, "streams have values of wrong sizes")
     values = _values(forms, description)
     columns = np.zeros(description.kinds.size, np.int64)
     for number, stream in ((WORD, codes), (NUMBER, numbers)):
@@ -167,7 +167,7 @@ def decode_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -> 
         offsets,
         out,
     )
-    check(size == total or (description.total < 0 <= size), "texts have other words than bytes")
+    check(size == total or (description.total < 0 <= size), "decoded texts have another size than stated")
     return offsets.astype(kind, copy=False), out[:size]
 
 
@@ -181,7 +181,7 @@ def _values(forms: Ints, description: _Description) -> Ints:
     """
     count = description.firsts.size - 1
     possible = not forms.size or (int(forms.min()) >= 0 and int(forms.max()) < count)
-    check(possible, "a text has a form that there is not")
+    check(possible, "a text has an unknown form")
     rows = np.repeat(counts_of(forms, count), np.diff(description.firsts))
     return np.bincount(description.flat, rows, description.kinds.size).astype(np.int64)
 
@@ -198,7 +198,9 @@ def _places(values: Ints, description: _Description, kind: int, size: int) -> tu
     if kind == WORD:
         pieces_of_kind = pieces_of_kind[np.argsort(-description.numbers[pieces_of_kind], kind="stable")]
     ends = np.cumsum(values[pieces_of_kind])
-    check((int(ends[-1]) if ends.size else 0) == size, "columns have other values than their rows")
+    check(
+        (int(ends[-1]) if ends.size else 0) == size, "the number of a column's values does not match its rows"
+    )
     return pieces_of_kind, ends - values[pieces_of_kind]
 
 
@@ -215,7 +217,7 @@ def _join_words(description: _Description, begins: Ints, words: Bytes, most: int
     out = np.empty(int(sizes) + words.size + SPARE, np.uint8)
     join_words(description.texts, begins, words, firsts, counts, is_literal, offsets, out)
     places = np.cumsum(counts) - counts
-    # Literals before numbers and others are read in place.
+    # Append the literals, because literals before numbers and others are read from there.
     end = int(offsets[-1])
     out[end : end + words.size] = words
     table = [

@@ -7,16 +7,16 @@ Compressed Text Logs", OSDI 2021; columns of tokens, with codecs for numbers, re
 
 The streams of a column, each encoded independently::
 
-    0  forms     of each row, the number of its form
-    1  codes     of words, -1 for one of the others; all rows of one piece, then of the next
-    2  numbers   likewise
-    3  marks     how many others there are before row 0, 1024, 2048, ...
-    4  pieces    bytes of all texts; of each piece its kind, and 4 where a form ends with it; the number of
-                 its words or the least digits of its numbers; and the piece before it, -1 if none
-    5  lengths of the literal and the words of each piece
-    6  words
-    7  lengths of others, row after row
-    8  others
+    0  forms     for each row, the number of its form
+    1  codes     the codes of words, -1 for a word among the others; all rows of one piece, then of the next
+    2  numbers   the numbers, in the same order as the codes
+    3  marks     the number of others before row 0, 1024, 2048, ...
+    4  pieces    the bytes of all texts; then, for each piece: its kind, plus 4 if a form ends with it; the
+                 number of its words, or the least digits of its numbers; and the piece before it, or -1
+    5  lengths   the lengths of the literal and of the words of each piece
+    6  words     the literals and words
+    7  lengths   the lengths of others, row after row
+    8  others    the texts and words that are stored verbatim
 
 A form has the number of its last piece; form 0 is for texts without a form. Columns of codes are in
 descending order of their numbers of words, so neighbouring columns take about the same number of bits.
