@@ -27,7 +27,7 @@ __all__ = [
     "safe_name",
 ]
 
-_SAME_COLUMNS: Final = "use the columns after it as before (in a select or results.projection)"
+_SAME_COLUMNS: Final = "use the same columns after the operator as before (in a select or results.projection)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The cost model for p-streams: compare writing and reading a p-stream with reading the source again.
 
-Costs are core time per tuple of the source. `benchmarks/p_streams/persist_costs.py` measures the rates below,
+Costs are CPU times per tuple of the source. `benchmarks/p_streams/persist_costs.py` measures the rates below,
 and `benchmarks/results/persist_costs.txt` holds its output from a virtual machine with two cores. Other
 machines have other rates. Only the order of the rates matters, because formats differ by large factors.
 """
@@ -15,7 +15,7 @@ from penstock.dataflow.nodes import Source
 __all__ = ["REREADS", "Choice", "choose"]
 
 REREADS: Final = 0.01
-"""Assumed number of times that a reader reads a tuple again after failures and restarts."""
+"""The assumed number of times that a reader reads a tuple again after failures and restarts."""
 
 _COMPRESS_MB_S: Final = 900.0
 _DECODE_MB_S: Final = 1500.0
@@ -47,13 +47,13 @@ class Choice:
     source : str
         The source's name.
     persisted : bool
-        Whether there is a p-stream.
+        Whether a p-stream persists the source.
     reason : str
         The reason, worded as the end of a sentence.
     reread_ns : float, optional
-        Time per tuple of reading the source again after its first read.
+        The CPU time per tuple for all reads of the source after its first read.
     p_stream_ns : float, optional
-        Time per tuple of writing a p-stream and all reads of it.
+        The CPU time per tuple for writing a p-stream, and for all reads of the p-stream.
     """
 
     source: str
@@ -70,8 +70,8 @@ def choose(
 
     Each reader reads every tuple once, and again `REREADS` times on average. Without a p-stream all readers
     read the source. With a p-stream, the source is read once and the p-stream is written; then all readers
-    read the p-stream. So for a single reader a p-stream pays only if little of the source is left; for
-    several readers it pays sooner.
+    read the p-stream. So for a single reader, a p-stream pays only if it stores a small part of the source.
+    For several readers, it pays sooner.
 
     Parameters
     ----------
@@ -80,9 +80,9 @@ def choose(
     readers : int
         The number of operators that read the source.
     whole, needed : float
-        Bytes per tuple at the source: all columns, and the columns that the graph needs.
+        The bytes per tuple at the source, of all columns and of the columns that the graph needs.
     kept, stored : float
-        Bytes that reach the p-stream per tuple of the source: uncompressed, and as stored.
+        The bytes that reach the p-stream per tuple of the source, before and after compression.
     """
     if not source.replayable:
         return Choice(source.name, True, "the source cannot be read again")

@@ -28,9 +28,9 @@ _KINDS = frozenset({"count", "sum", "min", "max"})
 def keep_extremes(root: Node) -> Rewritten:
     """Let buckets prune windows that cannot match the maximum or minimum they are joined with.
 
-    The rule applies where ``max(x)``, grouped by window and the join columns, is joined back to the windows
-    with ``x``. The condition must hold only for the maximum, such as ``x = most``. A global maximum is also
-    its bucket's maximum, so each bucket can prune on its own.
+    The rule applies if windows with a column ``x`` are joined with ``max(x)``, which is grouped by window and
+    the join columns. The join's condition must hold only for the maximum, such as ``x = most``. A global
+    maximum is also its bucket's maximum, so each bucket can prune on its own.
     """
     readers = Counter(id(above) for node in topological(root) for above in node.inputs)
     extremes: dict[int, Extreme] = {}

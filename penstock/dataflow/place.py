@@ -175,7 +175,7 @@ def _fuse_node(node: Node) -> Node | None:
 
 
 def _base(node: Node) -> tuple[Node, ...]:
-    """Return the node that a pushed scan reads; any other node is returned itself."""
+    """Return the input of a pushed scan; for any other node, return the node itself."""
     return node.inputs if isinstance(node, PushedScan) else (node,)
 
 

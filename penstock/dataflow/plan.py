@@ -98,7 +98,7 @@ class PhysicalPlan:
         return draw(self)
 
     def _repr_html_(self) -> str:
-        """Return the drawing, rules and decisions for notebooks; notebooks prefer HTML to `_repr_svg_`."""
+        """Return the drawing, rules and decisions; notebooks show this HTML instead of `_repr_svg_`."""
         return draw_html(self)
 
     @property

@@ -63,7 +63,7 @@ def to_fixed_point(root: Node, *rules: Rule) -> tuple[Node, list[tuple[str, str]
 
 
 def split_conjunctions(root: Node) -> Rewritten:
-    """Split ``where a AND b`` into ``where a`` and ``where b``, so that each moves up as far as possible."""
+    """Split ``where a AND b`` into ``where a`` and ``where b``, so that each selection can move up alone."""
     notes: list[str] = []
 
     def change(node: Node) -> Node:
@@ -87,7 +87,7 @@ def split_conjunctions(root: Node) -> Rewritten:
 
 
 def _is_condition(part: Expression, schema: pa.Schema) -> bool:
-    """Return whether an operand of ``AND`` is boolean without the cast that ``AND`` applies to operands."""
+    """Return whether an operand of ``AND`` is boolean by itself, without the cast that ``AND`` adds."""
     return part.tree.kind in _CONDITIONS or type_of(part, schema) == pa.bool_()
 
 

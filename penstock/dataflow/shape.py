@@ -118,5 +118,5 @@ def _drop_changeable_settings(node: Node) -> Node:
 
 
 def _without_lives(options: QueueOptions) -> QueueOptions:
-    """Return options in which no time to live has its actual length."""
+    """Return options without the actual times to live, which may change at every start."""
     return replace(options, ttl="1 s" if options.on_silent else None, delete_ttl=None)

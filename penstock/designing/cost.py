@@ -87,7 +87,7 @@ class CostModel:
         self, workload: Workload, alpha: float = 5.0, beta: float = 1.0, memory_bytes: int | None = None
     ) -> None:
         if not (alpha >= 0 and beta >= 0 and alpha + beta > 0):
-            raise InvalidUsageError("the weights of the cost are not usable", alpha=alpha, beta=beta)
+            raise InvalidUsageError("alpha and beta are negative, or both are zero", alpha=alpha, beta=beta)
         self.workload = workload
         self._alpha, self._beta, self._memory_bytes = alpha, beta, memory_bytes
         self._transactions = int(workload.weights.sum())

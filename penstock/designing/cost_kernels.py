@@ -51,7 +51,7 @@ def add_bases(
     every: np.uint64,
     out: Masks,
 ) -> None:
-    """Write the partitions of each record, with its base partition, to `out`.
+    """Write a mask of the partitions that each record needs, including its base partition.
 
     Parameters
     ----------

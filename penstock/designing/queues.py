@@ -47,7 +47,7 @@ class KeyStatistics:
     rates : ndarray of float64
         The updates per second of each distinct value, the most frequent value first.
     hashes : ndarray of uint64
-        The hash of each distinct value. Hashes decide the buckets of values.
+        The hash of each distinct value. The hash of a value decides its bucket.
     updates : float
         The mean number of rows per distinct value.
     """
@@ -172,8 +172,9 @@ def design_queue(
     time : str
         The column of timestamps that holds the time of each update.
     key : str or sequence of str, optional
-        The key. By default the column with the most distinct values, among columns whose values occur in
-        several rows each. Check the other columns that `explain` names: one of them may be the better key.
+        The key. By default, it is the column with the most distinct values; only columns whose values have
+        several rows on average count. Check the other columns that `explain` names: one of them may be a
+        better key.
     cost : str
         The time to process a tuple downstream of the queue.
     staleness : str

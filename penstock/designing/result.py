@@ -84,7 +84,7 @@ class DesignResult:
         return self._model.workload.options[table][int(self._choice.tables[table])]
 
     def shares(self) -> dict[str, tuple[int, float]]:
-        """Return, for each table, how many transactions access it, and their single-partition share."""
+        """Return two numbers for each table: its transactions, and their single-partition share."""
         trace, single = self._model.workload.trace, self._is_single()
         shares = {}
         for place, spec in enumerate(trace.tables):
@@ -157,7 +157,7 @@ class DesignResult:
         }
 
     def _alternatives(self, table: int) -> Iterator[str]:
-        """Yield a line for each of the best other options of a table, with the cost if only it changes."""
+        """Yield a line for each of the best other options of a table, with the cost of that change alone."""
         model, options = self._model, self._model.workload.options[table]
         costs = []
         for place, option in enumerate(options):

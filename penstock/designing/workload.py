@@ -1,8 +1,8 @@
 """A trace as the cost model reads it: compressed records, and a mask for each option of a table.
 
 Transactions of one procedure and interval that need the same partitions in every design are one record with a
-weight (H-Store §4.5.2). No accuracy is lost, because transactions that need different partitions in any
-design are in different records.
+weight (H-Store §4.5.2). No accuracy is lost: transactions that need different partitions in some design are
+in different records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAIRS_FROM_OVERLOAD = 2.0
 """A pair of columns is an option if the hash of each column alone overloads partitions.
 
 A hash overloads partitions if the busiest partition of an interval has, on average, more than this many times
-the load that chance explains: the mean plus three standard deviations.
+the load that chance explains. Chance explains the mean load plus three standard deviations.
 """
 UNROUTED = ""
 """An entry of `Workload.attributes` which means that no attribute routes the transactions."""
@@ -88,14 +88,14 @@ class Workload:
         A row for each option. A row has the masks of all records, then the second masks. A mask has a bit for
         each partition that the record needs because it accesses the option's table.
     fixed : ndarray of uint64
-        The partitions that each record needs in every design, in the order of a row of `masks`.
+        Masks of the partitions that are needed in every design, for all records and then for second masks.
     declared_place : ndarray of int64
         The position of each record's second mask in a row of `masks`; -1 if the record has no second mask.
     attributes : tuple of tuple of str
         For each procedure, the attributes that may route its transactions.
     bases : ndarray of int8, two-dimensional
-        For each position in `attributes` (row) and each record (column), the record's base partition if the
-        attribute at this position routes it; -1 if the attribute gives no partition.
+        A row for each position in `attributes`. A row has, for each record, the partition to which the
+        attribute routes the record; -1 if the attribute has no value.
     procedure, interval : ndarray of int32
         The procedure and interval of each record.
     record : ndarray of int64
@@ -180,7 +180,7 @@ class Workload:
         """
         if type(partitions) is not int or not 2 <= partitions <= MOST_PARTITIONS:
             raise InvalidUsageError(
-                "a design has several partitions",
+                "a design cannot have this number of partitions",
                 partitions=repr(partitions),
                 hint=f"use 2 to {MOST_PARTITIONS}",
             )
@@ -348,7 +348,7 @@ class _Encoder:
                 yield TableOption(pair)
 
     def _access_masks(self, spec: TableSpec, option: TableOption) -> Masks:
-        """Return the partitions of each access, as if this table had all accesses."""
+        """Return the partitions of each access, computed as if all accesses were to this table."""
         trace = self._trace
         columns = [spec.key.index(name) for name in option.columns]
         places = self._partitions_of(spec, option)
@@ -401,7 +401,7 @@ class _Encoder:
         loads = np.bincount(places, counts, self._partitions)
         if loads.max() <= RANGES_FROM_OVERLOAD * loads.mean():
             return None
-        before = np.cumsum(counts) - counts / 2  # the accesses up to the middle of each value's accesses
+        before = np.cumsum(counts) - counts / 2  # accesses to smaller values, and half of the value's own
         bounds, begin = [], 0
         for number in range(1, self._partitions):
             at = int(np.searchsorted(before, counts.sum() * number / self._partitions))
@@ -421,7 +421,7 @@ class _Encoder:
         }
 
     def bases(self) -> tuple[npt.NDArray[np.int8], tuple[tuple[str, ...], ...]]:
-        """Return the base partition that each routing attribute gives each transaction, and the attributes.
+        """Return the partitions to which attributes route transactions, and the attributes by procedure.
 
         The first attribute of each procedure is `UNROUTED`. In a recorded trace, an unrouted transaction
         begins in any partition; in other traces, its declared accesses decide.

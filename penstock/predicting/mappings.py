@@ -30,7 +30,7 @@ from penstock.procedures.texts import Numbers
 __all__ = ["LEAST_COEFFICIENT", "base_attribute", "find_bounds", "find_sources"]
 
 LEAST_COEFFICIENT = 0.9
-"""An attribute is a source only if it equals the key in this share of comparisons; less may be chance."""
+"""An attribute is a source only if it equals the key in this share of comparisons."""
 
 _LEAST_COMPARISONS = 10
 """A counter gets its own source only after this many comparisons; fewer may be equal by chance."""
@@ -81,8 +81,8 @@ def find_bounds(trace: ProcedureTrace) -> tuple[Bound, ...]:
 
     A limit holds if no transaction of the trace exceeds it. A list limits a query if most committed
     transactions execute the query once for each element. A query may also be excluded because an attribute
-    is null, or because it is not null. A last kind of limit is for queries that transactions execute only
-    after all queries of their lists (departure from H-Store §5.3.1).
+    is null, or because it is not null. Another kind of limit is for queries that transactions execute only
+    after all queries for elements of lists (departure from H-Store §5.3.1).
     """
     count = trace.transactions
     owner = np.repeat(np.arange(count), np.diff(trace.starts))
@@ -125,7 +125,7 @@ def _may_be_digits(attribute: Column, column: Column) -> bool:
 
 
 def _exact(program: Program, name: QueryName, column: int) -> str | None:
-    """Return the attribute that is this key column in all accesses of the query's kind; None if none is."""
+    """Return the attribute that all accesses of the query's kind use as a key column; None if they differ."""
     mode = _MODES.get(name.verb)
     origins = {
         access.origins[column]

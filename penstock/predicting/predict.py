@@ -88,7 +88,7 @@ def predict(
     if clustered:
         need_extra("predict", "choosing among several models")
     if not 0.0 < threshold <= 1.0:
-        raise InvalidUsageError("a threshold is above 0 and at most 1", threshold=threshold)
+        raise InvalidUsageError("the threshold is not above 0 and at most 1", threshold=threshold)
     if (requests is None) == (log is None):
         raise InvalidUsageError(
             "a trace comes from requests or from a log", hint="give one of requests= and log="

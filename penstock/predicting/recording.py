@@ -336,7 +336,7 @@ def _rounds_of(procedure: Procedure, tables: Mapping[str, _RecordingTable], jour
 
 
 def key_numbers(trace: ProcedureTrace, place: int, column: int) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-    """Return one key column of the queries with a name as integers, and whether each value is known."""
+    """Return a key column of all queries with the same name as integers, and whether each value is known."""
     spec = trace.tables[trace.names[place].table]
     values = trace.keys[place][column]
     known = values.is_valid().to_numpy(zero_copy_only=False)

@@ -16,7 +16,7 @@ _MOST_SOURCES = 20
 
 
 class PredictionResult:
-    """A predictor, and the accuracy of models that learn from one half of the trace, for the other half.
+    """A predictor, and the accuracy of models that learn from half of the trace and are tested on the rest.
 
     Attributes
     ----------

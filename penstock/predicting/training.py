@@ -63,7 +63,7 @@ class Samples:
 
     @property
     def writes(self) -> list[bool]:
-        """Whether queries of each name write."""
+        """For each query name, whether its queries write."""
         return [name.writes for name in self.trace.names]
 
 

@@ -30,13 +30,13 @@ class Job:
     at : int
         The number of steps that the transaction has executed.
     granted : int
-        The number of partitions that the base knows to be held.
+        The number of partitions that have told the base that the transaction holds them.
     table : TrackingTable or None
         The prefetched queries.
     waits_for : set
         The prefetched queries whose results the transaction needs now.
     first_query_us : float
-        The time from the start to the first remote query; below 0 until its result is there.
+        The time from the start to the first remote query; -1 until a remote query has its result.
     restarts : int
         How often the transaction has started again.
     fails : bool

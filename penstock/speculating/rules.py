@@ -89,7 +89,7 @@ class ConflictRules:
         return self.statements[step.statement].changes
 
     def summarize(self, steps: Sequence[Step], level: Level) -> Mapping[int, frozenset[int] | None]:
-        """Return, for each statement of some steps, the rows that it accesses; None means any row."""
+        """Return, for each statement of the given steps, the rows that it accesses; None means any row."""
         found: dict[int, set[int] | None] = {}
         for statement, key, _ in steps:
             keys = found.setdefault(statement, set())

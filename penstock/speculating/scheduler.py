@@ -180,9 +180,9 @@ class Scheduler:
         return is_before and not self._keeps_order
 
     def _unsafe(self, stall: Stall, executed: int, *, estimated: bool) -> list[Step]:
-        """Return the stalled transaction's first changes and all its later steps in the partition.
+        """Return the stalled transaction's changes in the partition so far, and its later steps there.
 
-        The first changes are the changes among its first `executed` steps.
+        Only the first `executed` steps of the transaction count as executed.
         """
         one = stall.transaction
         done = steps_at(one.path[:executed], stall.partition, one.base)

@@ -27,7 +27,7 @@ __all__ = ["Cluster"]
 
 _MOST_EXAMINED = 10
 _MOST_RESTARTS = 3
-"""After this many restarts, no other transaction runs at the stalls of a transaction, so that it ends."""
+"""After this many restarts of a transaction, no other transaction runs at its stalls, so that it ends."""
 
 
 class Cluster:
@@ -420,7 +420,7 @@ class Cluster:
         job.beside.setdefault(partition.number, []).append((done, chosen))
 
         def ran() -> None:
-            if done.is_before:  # it precedes the stalled transaction, so it stays even if that one aborts
+            if done.is_before:  # it precedes the stalled transaction, whose end does not matter
                 self._answer(chosen, speculated=True)
 
         self._occupy(partition, examined + self._run_us(chosen.transaction), ran)

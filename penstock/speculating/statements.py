@@ -46,7 +46,7 @@ class Statement(NamedTuple):
 
     @staticmethod
     def of(verb: str, spec: TableSpec, used: ColumnsUsed, *, has_key: bool) -> Statement:
-        """Return the statement of a procedure that uses the columns in `used` of the table."""
+        """Return the statement with a verb and a table, for a procedure that uses the columns in `used`."""
         every = frozenset(spec.schema.names)
         key = frozenset(spec.key)
         if verb in ("insert", "delete"):

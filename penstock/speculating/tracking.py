@@ -61,7 +61,7 @@ class TrackingTable:
             self._waiting.setdefault(step, []).append(place)
 
     def arrive(self, step: Step) -> None:
-        """Record that a result has arrived, for the first of several equal queries that has no result."""
+        """Record that the result of a query has arrived; equal queries get their results in order."""
         places = [place for place, one in enumerate(self.steps) if one == step and place not in self._arrived]
         if places:
             self._arrived.add(places[0])

@@ -79,7 +79,7 @@ class GraphBase:
         if twice:
             raise InvalidUsageError(
                 "two sources have the same name",
-                hint="build both graphs on one",
+                hint="declare the source once, and build both graphs from it",
                 name=twice[0],
                 graph=self.name,
             )
@@ -88,7 +88,7 @@ class GraphBase:
     def _expression(self, text: str, node: str) -> Expression:
         if not isinstance(text, str):
             raise InvalidUsageError(
-                "an expression of a graph is Spark SQL as text",
+                "an expression of a graph must be a text in Spark SQL",
                 hint=f"write {str(text).removeprefix('Column<').removesuffix('>')}",
                 node=node,
             )

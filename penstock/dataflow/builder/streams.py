@@ -60,9 +60,9 @@ class Streams(GraphBase):
         Parameters
         ----------
         key, time : str or sequence of str, and str, optional
-            Treat the inputs as update streams with this key and time. Inputs that already are update streams
-            need neither, except windows. The time of a window is inside a struct, so first compute a column
-            of times, such as ``select("k", at="window.end")``.
+            Treat the inputs as update streams with this key and time. Both are needless if all inputs already
+            are update streams. Windows need both: the time of a window is inside a struct, so first compute a
+            column of times, such as ``select("k", at="window.end")``.
         prefer : int or str, optional
             The input that wins ties between update streams: its position (this graph is 0), or the name of
             its last operator or source.
@@ -195,7 +195,7 @@ def _input(prefer: int | str | None, union: str, inputs: Sequence[Node]) -> int 
     if len(places) == 1:
         return places[0]
     raise InvalidUsageError(
-        "several inputs have the name to prefer" if places else "there is no such input to prefer",
+        "several inputs have the preferred name" if places else "there is no such input to prefer",
         hint="give its position, or one of " + ", ".join(sorted(set().union(*names))),
         prefer=prefer,
         node=union,

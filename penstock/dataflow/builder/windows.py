@@ -61,10 +61,10 @@ class Windows(GraphBase):
         unit : str, optional
             The unit of an integer time since 1970-01-01T00:00:00Z: ``s``, ``ms``, ``us`` or ``ns``.
         **options
-            As in `penstock.update_window`: ``watermark_delay``, the maximum lateness of tuples; ``mode``,
-            the choice of the emitted windows; ``delete_when``, the rows that delete their group;
-            ``late_to``, the destination of the dropped rows; and in lazy and eager mode ``budget``,
-            ``policy``, ``cost``, ``weight``, ``ttl`` and ``on_silent``.
+            Other arguments of `penstock.update_window`. ``watermark_delay`` is the maximum lateness of
+            tuples, ``mode`` chooses the windows to emit, ``delete_when`` selects the rows that delete their
+            group, and ``late_to`` is the destination of late rows. ``budget``, ``policy``, ``cost``,
+            ``weight``, ``ttl`` and ``on_silent`` are for lazy and eager mode.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class Windows(GraphBase):
             If a column is missing, or the previous `group_by` has no `agg`.
         """
         if self.groups is not None:
-            raise InvalidUsageError("group_by is called twice", hint="call agg between the two")
+            raise InvalidUsageError("group_by is called twice", hint="call agg between the two calls")
         groups = tuple(self._column(column_name, "group_by") for column_name in columns)
         graph = self._select_below(expressions) if expressions else self
         return replace(graph, groups=(*groups, *expressions))

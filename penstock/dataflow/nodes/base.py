@@ -104,7 +104,7 @@ def distinct(node: Node, schema: pa.Schema) -> pa.Schema:
     """Return a schema if its column names are distinct; else raise an error that names the duplicates."""
     for name in schema.names:
         if schema.names.count(name) > 1:
-            raise node.wrong("two columns have the same name", "give one another name", column=name)
+            raise node.wrong("two columns have the same name", "rename one of the columns", column=name)
     return schema
 
 

@@ -49,7 +49,7 @@ def _served_columns(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
 
 
 def _check_columns(node: UpdateQueue | UpdateUnion, schema: pa.Schema) -> None:
-    """Check that the columns of a queue exist, and that its times have suitable types, if they are known."""
+    """Check that the columns of a queue exist, and that times have suitable types if the types are known."""
     options = node.options
     for name in (*node.update_key, node.time, *options.columns):
         find_column(node, name, schema)

@@ -177,7 +177,7 @@ class RowWindow(Window):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionWindow(Window):
-    """Define session windows: each has rows of one group, with less than the gap from row to row.
+    """Define session windows: a session of a group ends if no row of the group follows within the gap.
 
     Parameters
     ----------

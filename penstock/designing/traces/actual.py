@@ -1,4 +1,4 @@
-"""Add the accesses of transactions whose events do not determine their partitions, from a run in Python.
+"""Run transactions in Python to find their accesses, if their events do not determine their partitions.
 
 A routing attribute of the event may still lead to the right partition of most of these transactions (H-Store
 §4.2). Only a run shows the rows that these transactions access.

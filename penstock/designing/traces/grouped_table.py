@@ -44,7 +44,7 @@ class GroupedTable(PlainTable):
 
     def note_look_up(self, index: IndexSpec, columns: tuple[str, ...], key: Key) -> None:
         """Record a look-up by the first `columns` of an index; `key` has None for each unknown value."""
-        raise NotImplementedError  # each recorder has its own form
+        raise NotImplementedError  # subclasses record look-ups in their own form
 
     def peek(self, key: Key) -> Any:
         """Return a row without recording it; None if there is none."""

@@ -36,7 +36,7 @@ from penstock.sql.expression import did_you_mean
 __all__ = ["ANY_TABLE", "Mode", "Request", "Trace", "TraceBuilder", "column_numbers", "declare"]
 
 ANY_TABLE = -1
-"""The table in the access of a transaction that needs all partitions in every design."""
+"""The number in place of a table's position in an access that needs all partitions in every design."""
 Request = tuple[str, "pa.Table | pa.RecordBatch | Mapping[str, Any]"]
 """The name of a procedure or workflow, and events for it."""
 Booleans = npt.NDArray[np.bool_]
@@ -171,7 +171,7 @@ class TraceBuilder:
         self._sizes = [(sizes or {}).get(spec.name, 0) for spec in self.tables]
         self._recorded = recorded
         self._procedures: dict[str, dict[str, int]] = {}
-        """For each procedure, the position of each attribute by the attribute's name."""
+        """For each procedure, a dict from an attribute's name to its position."""
         self._places: list[int] = []
         self._routes: list[tuple[int, Numbers, Numbers, Booleans]] = []
         self._accesses: list[_Accesses] = []
@@ -186,7 +186,7 @@ class TraceBuilder:
         return np.arange(first, len(self._places))
 
     def add_routes(self, procedure: str, numbers: Numbers, attributes: Mapping[str, Values]) -> None:
-        """Add attributes that may route transactions, each with hashes, and whether each hash exists."""
+        """Add attributes that may route transactions: their hashes, and whether they have a value."""
         places = self._procedures[procedure]
         for name, (values, there) in attributes.items():
             self._routes.append((places.setdefault(name, len(places)), numbers, values, there))

@@ -80,7 +80,7 @@ class Walker:
     models : sequence of MarkovModel
         The models.
     writes : sequence of bool
-        Whether queries of each name write.
+        For each query name, whether its queries write.
     parameters : Parameters
         Computes the partitions of queries from events.
     threshold : float

@@ -73,7 +73,7 @@ class MarkovModel:
     partitions : int
         The number of partitions.
     writes : sequence of bool
-        Whether queries of each name write.
+        For each query name, whether its queries write.
 
     Attributes
     ----------
@@ -88,9 +88,9 @@ class MarkovModel:
         For each vertex, the greatest `abort` of all vertices with the same `State.name` and `State.counter`.
         The risk is 1 if too few transactions have reached these vertices.
     reads, changes, finish : ndarray, two-dimensional
-        For each vertex (row) and partition (column), three probabilities: the transaction reads the partition
-        from this query on; it writes the partition from this query on; it does not access the partition after
-        this query.
+        For each vertex (row) and partition (column), the probability that the vertex' query or a later query
+        reads the partition, the probability that one of these queries writes it, and the probability that no
+        later query accesses it.
     """
 
     def __init__(self, partitions: int, writes: Sequence[bool]) -> None:

@@ -183,7 +183,7 @@ class Parameters:
                 self._attributes[source.query, source.counter] = found
 
     def attributes(self) -> list[tuple[str, bool, str]]:
-        """Return the attributes that determine partitions: name, `Source.is_digits`, and a table."""
+        """Return the name of each attribute that determines partitions, `Source.is_digits`, and a table."""
         return list({self._key(one): one for one in self._attributes.values()}.values())
 
     def _key(self, attribute: tuple[str, bool, str]) -> AttributeKey:
@@ -214,7 +214,7 @@ class Parameters:
         return EventParameters([*(values[key] for key in keys), *limits], events.num_rows)
 
     def _limits(self) -> list[tuple[str, Limit]]:
-        """Return the attribute and the kind of each limit, as `EventParameters` has them after partitions."""
+        """Return the attribute and the kind of each limit, in the order of the pairs in `EventParameters`."""
         limits = ((bound.attribute, bound.limit) for bound in self._bounds if bound.attribute)
         return list(dict.fromkeys(limits))
 

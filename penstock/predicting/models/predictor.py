@@ -74,7 +74,7 @@ class ProcedureModels:
 
     @property
     def writes(self) -> list[bool]:
-        """Whether queries of each name write."""
+        """For each query name, whether its queries write."""
         return [name.writes for name in self.names]
 
     def parameters(

@@ -1,4 +1,4 @@
-"""Predict the transactions of calls of an open database, a call at a time (H-Store §5.3.2 to §5.3.5)."""
+"""Predict all transactions of a call of an open database together (H-Store §5.3.2 to §5.3.5)."""
 
 from __future__ import annotations
 

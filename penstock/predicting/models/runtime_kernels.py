@@ -59,8 +59,8 @@ def count_votes(numbers: Numbers, touched: Masks, predicted: Masks, candidates: 
         For each transaction, the number of its prediction, the mask of partitions that it accessed, and the
         mask of predicted partitions.
     candidates, votes : ndarray
-        For each number of a prediction, the mask that has most votes so far, and its lead. If a majority of
-        transactions accessed the same partitions, this mask has these partitions (Boyer and Moore).
+        For each prediction, a candidate mask and its lead in votes. If a majority of transactions accessed
+        the same partitions, the candidate has these partitions (Boyer and Moore).
     """
     right = np.int64(0)
     for i in range(numbers.shape[0]):

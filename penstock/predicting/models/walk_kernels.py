@@ -55,7 +55,7 @@ class Graph(NamedTuple):
         For each model, the probability that a transaction aborts, and the probability that a transaction
         accesses each partition.
     writes : ndarray of bool
-        Whether queries of each name write.
+        For each query name, whether its queries write.
     fixed : ndarray of uint64
         The partitions of each query whose source is `FIXED`.
     source : ndarray, two-dimensional
@@ -159,10 +159,10 @@ def walk(
 
     At each vertex the next query is the most frequent query that the event allows. A transaction neither
     commits nor executes its last queries while a query that it must execute remains (departure from H-Store
-    §5.3.2, where only the length of a list excludes queries). The next state is the state of this query that
-    accesses the partitions that the event determines. If there is no such state, because no transaction of
-    the trace had this combination of partitions, the path continues at another state of the query, but with
-    the event's partitions (departure from H-Store §5.3.2, where the path ends).
+    §5.3.2, where only the length of a list excludes queries). The event determines the partitions of the next
+    query, and so the next state. The model lacks this state if no transaction of the trace had the same
+    combination of partitions. Then the path continues at another state of the query, but with the event's
+    partitions (departure from H-Store §5.3.2, where the path ends).
 
     Parameters
     ----------

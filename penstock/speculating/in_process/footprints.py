@@ -35,7 +35,7 @@ Booleans = npt.NDArray[np.bool_]
 Masks = npt.NDArray[np.uint64]
 _BITS = 64
 MOST_STATEMENTS = _BITS // 2
-"""If the procedures have more statements, procedures in Python run over gathered tables."""
+"""If the procedures have more statements than this, procedures in Python run over gathered tables."""
 _SAME_ROW = 1
 
 

@@ -14,8 +14,9 @@ class GatherTrials:
     """Measures the debt of `GatheredTables`: the time lost since the last move, because tables did not move.
 
     Calls over gathered tables are compared with calls over partitions that have the same program, about the
-    same size, and about as many forwarded transactions. Transactions over partitions run beside each other or
-    split; the faster way counts. Tables move as soon as the lost time exceeds the time of a move.
+    same size, and about as many forwarded transactions. Calls over partitions run their transactions with
+    speculation (beside each other) or without (split); the faster way counts. Tables move as soon as the lost
+    time exceeds the time of a move.
 
     Tables also move to measure the other place again. Such a trial costs the time of two moves, and the time
     that calls lose until the tables move back. A trial begins only if all trials, including this trial, cost

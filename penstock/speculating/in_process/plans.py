@@ -118,7 +118,7 @@ class Plan:
         self._sort(parts)
 
     def _read(self, places: Numbers, speculation: Speculation, find: Find) -> tuple[Kind, Footprint] | None:
-        """Return requests of one signature and their accesses; None if these are not known beforehand."""
+        """Return requests of one signature and their accesses; None if the accesses are not known yet."""
         requests = [self.requests[place] for place in places.tolist()]
         procedure = requests[0].procedure
         try:
@@ -195,8 +195,8 @@ class Plan:
         """Yield the requests of each kind that may run beside stalled requests.
 
         Only requests for one partition may run. Each tuple has the kind, whether each of its requests may
-        run, the number of conflicting requests, and a function. The caller passes to the function whether
-        each request of the kind will run.
+        run, the number of conflicting requests, and a function. The caller must call the function with a mask
+        of the requests that it will run.
 
         Parameters
         ----------
@@ -245,9 +245,10 @@ class Plan:
         return conflicts
 
     def choose_at(self, home: int, accesses: Footprint | None) -> Iterator[tuple[Kind, Booleans]]:
-        """Yield each kind, and whether its requests may run in a partition without a conflict with accesses.
+        """Yield each kind, and whether each of its requests may run early in a partition.
 
-        The caller must clear `waits` for the requests that it runs.
+        A request may not run if it conflicts with `accesses`. The caller must clear `waits` for the requests
+        that it runs.
         """
         for kind in self.kinds:
             if kind is None:

@@ -135,7 +135,7 @@ class PythonCall:
         return self._located[table, key]
 
     def _steps(self, access: Access) -> list[Step]:
-        """Return the steps of an access: one step for a row, or a step for each partition without a key."""
+        """Return the steps of an access: one step with a key, or a step for each partition without a key."""
         spec = self._specs[access.table]
         if access.key is None:
             number = self._rules.number(statement_of(access.verb, spec, has_key=False))
@@ -216,8 +216,8 @@ class PythonCall:
     def _control(self) -> tuple[pa.RecordBatch | None, bool]:
         """Run the control code and the commit, in the thread of the base partition.
 
-        Return the results and whether the transaction may stay. If a replicated table has changed, the
-        results are None.
+        Return the results and whether the transaction commits. If a replicated table has changed, the results
+        are None.
         """
         program = self._program
         placed = [name for name in self._specs if name in self._tables.placements]
@@ -249,7 +249,7 @@ class PythonCall:
         return rows, self._commit({name: changes[name] for name in placed})
 
     def _commit(self, changes: Mapping[str, tuple[pa.RecordBatch, pa.RecordBatch]]) -> bool:
-        """Apply the changes in all partitions; return whether the transaction may stay (§6.3.2)."""
+        """Apply the changes in all partitions; return whether the transaction commits (§6.3.2)."""
         begin = _clock.monotonic_s()
         placements = self._tables.placements
         split = {name: [placements[name].split(part) for part in both] for name, both in changes.items()}

@@ -79,7 +79,7 @@ def use_speculation(state: State, database: Database, speculate: bool | str) -> 
         hint = did_you_mean(str(mode), MODES, "modes")
         raise InvalidUsageError("there is no such mode of speculation", speculate=repr(mode), hint=hint)
     if isinstance(state, TableSet):
-        raise InvalidUsageError("speculation is for partitions", hint="open the database with partitions=2")
+        raise InvalidUsageError("speculation needs partitions", hint="open the database with partitions=2")
     if state.predicted is not None:
         raise InvalidUsageError(
             "a database with a predictor does not speculate",
@@ -113,7 +113,7 @@ class Speculation:
     unlogged : list of EarlyRequests
         The requests that ran beside a call and are not yet logged.
     stalls : int
-        The number of calls that had transactions over several partitions while later requests waited.
+        The number of calls with transactions over several partitions during which later requests waited.
     transactions : int
         The number of later requests that ran beside these calls.
     merged : int
@@ -124,7 +124,7 @@ class Speculation:
         The number of transactions that ran beside other transactions and were undone.
     beside : int
         The number of transactions that ran beside forwarded transactions of their own call.
-    points, prefetched, used, restarts
+    points, prefetched, used, restarts : dict, int, int, int
         The sums over all calls of procedures in Python; see `StallBatches` and `PythonCall`.
     """
 

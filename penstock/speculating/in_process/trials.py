@@ -42,8 +42,8 @@ class _Times:
 class Trials:
     """Chooses the way that took less time for work of the same name and about the same size.
 
-    The slower way is tried again now and then, because times change. Trials cost little, so the chosen ways
-    together are hardly ever slower than the old way.
+    The slower way is tried again now and then, because times change. Trials cost little, so work hardly ever
+    takes longer than it would with the old way alone.
     """
 
     def __init__(self) -> None:

@@ -489,5 +489,5 @@ def test_tables_are_gathered_by_the_measured_times() -> None:
 def test_unusable_options_are_refused() -> None:
     with pytest.raises(InvalidUsageError, match=r"no such mode.*speculate='row'.*did you mean"):
         BANK.open(partitions=2, speculate="row")
-    with pytest.raises(InvalidUsageError, match="speculation is for partitions"):
+    with pytest.raises(InvalidUsageError, match="speculation needs partitions"):
         BANK.open(speculate=True)

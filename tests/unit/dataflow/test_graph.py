@@ -509,7 +509,7 @@ def _queue() -> Graph:
         (lambda: readings().sink("consol"), "the kind of sink is unknown: .*did you mean 'console'"),
         (
             lambda: readings().window("time", size="60 s").agg(n=len),  # type: ignore[arg-type]  # is tested
-            "an expression of a graph is Spark SQL as text",
+            "an expression of a graph must be a text in Spark SQL",
         ),
         (lambda: _queue().select("time", "load"), "would lose its key.*column=plug"),
         (lambda: _queue().select("load", plug="plug + 1"), "update key would change.*column=plug"),

@@ -358,7 +358,7 @@ def test_a_drawing_has_a_box_for_each_state() -> None:
         ({"requests": {"look": {"store": [1], "item": [1]}}}, "the trace is too short"),
         ({"requests": {"lok": {"store": [1]}}}, "did you mean 'look'"),
         ({"requests": requests(30), "partitions": 1}, "this is no number of partitions"),
-        ({"requests": requests(30), "threshold": 0}, "a threshold is above 0"),
+        ({"requests": requests(30), "threshold": 0}, "the threshold is not above 0"),
         ({"requests": requests(30), "tables": {"stok": {}}}, "there is no such table"),
     ],
 )
