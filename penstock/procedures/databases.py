@@ -39,7 +39,7 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     Parameters
     ----------
     name : str
-        The database's name, also in the state of a query.
+        The name of the database. Stored tables record the name.
     location : str or path, optional
         The default state location of the database's queries. A path is relative to the working directory.
 
@@ -350,7 +350,7 @@ class Database:
         predictor: StoredPredictor | None = None,
         speculate: bool | str = False,
     ) -> OpenDatabase:
-        """Open tables in this process's memory, for transactions one after the other.
+        """Open the tables in this process's memory. Transactions run one after the other.
 
         Parameters
         ----------
@@ -431,7 +431,7 @@ class Database:
         Parameters
         ----------
         location : str or path
-            The `requests` of `penstock.transactions`. Requests wait at this location for the query.
+            The location that is `requests` of `penstock.transactions`. Requests wait there for the query.
         timeout : str or timedelta
             The maximum time that a call waits for its answer.
 

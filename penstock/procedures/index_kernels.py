@@ -195,7 +195,7 @@ def put_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
 
 @kernel
 def remove_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
-    """Remove the entry of a slot that is in the index."""
+    """Remove the entry of the row at `slot`, which must be in the index."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
     while entries[2 * at + 1] != slot + 1:
@@ -223,7 +223,7 @@ def add_entries(entries: Entries, shift: int, words: Entries, slots: Entries) ->
 
 @kernel
 def remove_entries(entries: Entries, shift: int, words: Entries, slots: Entries) -> None:
-    """Remove the entries of slots that are in the index."""
+    """Remove the entries of the rows at `slots`, which must be in the index."""
     for i in range(words.shape[0]):
         remove_entry(entries, shift, words[i], slots[i])
 

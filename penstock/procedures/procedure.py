@@ -121,8 +121,8 @@ class Procedure:
         Parameters
         ----------
         event : pyarrow.Schema, optional
-            The columns of the input. The event has the columns that the procedure declares, or else all
-            columns.
+            The columns of the input. The event has the columns that the procedure declares, or else the
+            columns that its code names.
 
         Raises
         ------

@@ -153,7 +153,7 @@ class TableRows:
 
     @property
     def live(self) -> npt.NDArray[np.bool_]:
-        """The slots that hold a row."""
+        """A mask of the slots that hold a row."""
         return self._live
 
     @property

@@ -68,7 +68,7 @@ def describe_workflow(name: str, program: Program | PlainProgram | None) -> dict
 
 
 def list_accesses(program: Program) -> list[str]:
-    """Return the accesses of a program to tables that a user declared, and its windows."""
+    """Describe the accesses of a program to tables that a user declared, and to windows."""
     windows = _window_tables(program)
     return [
         *(
@@ -81,7 +81,7 @@ def list_accesses(program: Program) -> list[str]:
 
 
 def _window_tables(program: Program) -> dict[str, str]:
-    """Return the name of the window that each table holds, for tables of windows."""
+    """Return, for each table that holds a window, the name of the window."""
     return {spec.name: spec.window for spec in program.tables if spec.window is not None}
 
 

@@ -39,9 +39,9 @@ class Operation:
     mode : OperationMode
         The kind of operation. A write whose new value depends on the row itself is a READ_MODIFY.
     target : str
-        The row, as ``table[key]``, in terms of the event.
+        The row as ``table[key]``; the key is an expression over the event.
     function : str
-        The written value; empty for READ and DELETE.
+        The expression of the written value; empty for READ and DELETE.
     reads : tuple of str
         The other rows that the written value depends on.
     conditions : tuple of str

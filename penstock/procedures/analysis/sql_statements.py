@@ -1,4 +1,4 @@
-"""Statements of SQL in a procedure: each becomes the access in Python that reads or writes the same rows.
+"""Rewrite SQL statements in a procedure: each becomes the access in Python to the same rows.
 
 =================================================  ===================================================
 ``SELECT a + 1 FROM t WHERE key = ?``              ``t[key].a + 1``

@@ -34,7 +34,7 @@ class Emissions(Writes):
         self.open_windows: list[str] = []
         """The windows of the enclosing loops."""
         self.origins: dict[str, dict[str, Origin | None]] = {}
-        """The origin of each column of a stream, if it has one."""
+        """For each stream, the origins of its columns; None for a column without an origin."""
 
     @abstractmethod
     def inline(
@@ -44,7 +44,7 @@ class Emissions(Writes):
         event: Mapping[str, Value | ListOf],
         place: tuple[object, ...],
     ) -> Value | Nothing | None:
-        """Compile a procedure at this place; return its value."""
+        """Compile a called procedure or a trigger at this place; return its value."""
 
     def stream(self, node: ast.expr) -> StreamCode | None:
         """Return the stream that an expression names; None for other expressions."""

@@ -183,7 +183,7 @@ class Layout:
         return Layout(tables, streams, dependencies, event, results)
 
     def text(self, text: str | bytes) -> int:
-        """Return the position of a literal text, or of literal bytes."""
+        """Return the position of a literal text, or of literal bytes, in `texts`; add a new text."""
         if text not in self.texts:
             self.texts.append(text)
         return self.texts.index(text)

@@ -30,8 +30,8 @@ class _Logged:
 class Output:
     """The body of a transaction.
 
-    A failure may follow a write if it is further down in the text, or if a loop encloses both. Only writes
-    that a failure may follow are logged. If there are none, the program has no undo log. In a workflow a
+    A failure may follow a write if the failure is further down in the text, or if a loop encloses both. Only
+    writes that a failure may follow are logged; without them the program has no undo log. In a workflow a
     rejection undoes the writes of its own transaction, while a lack of room undoes all transactions of the
     round.
 

@@ -161,11 +161,11 @@ class ProcedureText:
         )
 
     def misfit(self, node: ast.AST, owner: str, wanted: Kind, kind: Kind) -> InvalidUsageError:
-        """Return the error for a value whose kind its owner cannot take."""
+        """Return the error for a value of kind `kind`, while `owner` needs a value of kind `wanted`."""
         return self.wrong(node, f"{owner} is {wanted}, the value is {kind}", conversion_hint(kind, wanted))
 
     def unsupported(self, node: ast.AST, construct: ast.AST | None = None) -> InvalidUsageError:
-        """Return the error for a construct outside of the subset, at `node`."""
+        """Return the error for an unsupported construct; the error has the position of `node`."""
         kind = type(construct or node).__name__
         name, hint = _CONSTRUCTS.get(kind, (kind.lower(), _SUBSET))
         return self.wrong(node, f"a procedure has no {name}", hint)

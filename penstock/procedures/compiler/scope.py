@@ -23,7 +23,7 @@ class UnknownKindError(Exception):
 
 @dataclass
 class Facts:
-    """Facts that a pass over a program finds for the next pass; there are passes until no fact is new.
+    """Facts that a pass over a program finds for the next pass. The last pass finds no new fact.
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ class Statements(Sets, Selections, Calls):
     def __init__(self, layout: Layout, facts: Facts) -> None:
         super().__init__(layout, facts)
         self.unknown: list[str] = []
-        """The variables that were read while their kind was unknown: another pass has to follow."""
+        """The variables whose kind was unknown when they were read. They make another pass necessary."""
 
     def body(self, nodes: list[ast.stmt]) -> None:
         """Compile statements."""

@@ -53,7 +53,7 @@ class Call:
     Attributes
     ----------
     called : str
-        The name of the procedure or workflow, or ``load`` and a table.
+        The name of the procedure or workflow, or ``load`` and the name of a table.
     program : str
         The digest of the program.
     events : pyarrow.RecordBatch, optional
@@ -281,7 +281,7 @@ class CommandLog:
             self._notify(self._durable, error)
 
     def _take(self) -> list[dict[str, Any]] | None:
-        """Wait for calls, then for an interval; return them, or None after `close`."""
+        """Wait for calls, then for the commit interval; return the calls, or None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._pending) or self._closed)
             if self._interval_s:

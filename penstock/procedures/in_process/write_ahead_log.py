@@ -7,7 +7,7 @@ begins a session, and writes a sequence of files, the parts of the session. File
     00000000000000000007-00000002.wal     part 2 of session 7
 
     "PENSTWAL" | version: u32 | 0: u32                                            the header
-    "CALL" | size: u32 | offset: u64 | CRC-32 of what follows: u32 | CRC-32 of these 20 bytes: u32
+    "CALL" | size: u32 | offset: u64 | CRC-32 of the stream: u32 | CRC-32 of these 20 bytes: u32
         | Arrow stream of `size` bytes                                            a record, and so on
     zeros, if the part was filled with them before its first record
 

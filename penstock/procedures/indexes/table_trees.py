@@ -1,4 +1,4 @@
-"""The trees of a table's indexes, for changes outside of kernels."""
+"""Change the trees of a table's indexes outside of kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TableTrees:
     spec : TableSpec
         The table.
     texts : TextNumbers
-        The numbers of texts.
+        The interned texts.
     facts : numpy.ndarray
         The facts of the table; from index `root` on, they are the roots of the trees.
     root : int

@@ -6,7 +6,7 @@ loops. So this module writes the kernel's LLVM code itself, in a single walk. Nu
 of operators, conversions and calls, the wrapper for Python, and the cache on disk.
 
 A variable is a place on the stack, which LLVM turns into registers. An index is never negative. Only a set
-has memory of its own. It is released when its variable gets another set, and at the end of the kernel.
+has memory of its own. A set is released when its variable gets another set, and at the end of the kernel.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class AccessSets:
     because : tuple of str
         The reasons why events may be exclusive.
     facts : Program
-        Returns the bits of an event.
+        The program that returns the bits of each event.
     """
 
     accesses: tuple[KeyAccess, ...]

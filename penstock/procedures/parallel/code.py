@@ -2,7 +2,8 @@
 
 The parallel code is the serial kernel with three changes. A schedule determines which transaction runs next.
 If a row has changed in the meantime, a look-up returns the version of the row that the transaction must read.
-An insert or delete ends the run; it cannot happen, because events that may insert or delete run alone.
+An insert or delete ends the run with an error. This never happens, because events that may insert or delete
+run alone.
 """
 
 from __future__ import annotations

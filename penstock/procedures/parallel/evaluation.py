@@ -49,7 +49,7 @@ _MIN_BATCH_FOR_THREADS = 256
 
 @dataclass
 class EvaluationMetrics:
-    """Counts of the evaluation of one program.
+    """Metrics of the evaluation of one program.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class Evaluation:
     Parameters
     ----------
     mode : str
-        A mode, or ``adaptive``: the mode that was fastest in the measured batches.
+        One of the modes above, or ``adaptive``, which chooses the mode with the lowest measured cost.
     threads : int
         The number of threads, including the calling thread.
     punctuation : int

@@ -104,8 +104,8 @@ def link_operations(
 ) -> int:
     """Link the chains and number the versions; return the number of heads.
 
-    A head is the first operation of a chain, or a transaction t without operations, as -1 - t. `next_slots`
-    has the slot of the next version for each table.
+    A head is the number of the first operation of a chain, or -1 - t for a transaction t without operations.
+    `next_slots` has the slot of the next version for each table.
     """
     n = pending.shape[0]
     for x in range(count - 1, -1, -1):

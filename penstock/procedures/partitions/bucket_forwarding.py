@@ -1,4 +1,4 @@
-"""Transactions over several buckets of a stream, in two stages.
+"""Run transactions over several buckets of a stream, in two stages.
 
 1. Each bucket runs the transactions that need no other bucket (`Forwarding.split`). It exports the rows that
    forwarded transactions need (`Forwarding.rows`).

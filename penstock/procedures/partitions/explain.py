@@ -1,4 +1,4 @@
-"""The description of an open database: where its rows are, and where its transactions run."""
+"""Describe where an open database has its rows, and where its transactions run."""
 
 from __future__ import annotations
 

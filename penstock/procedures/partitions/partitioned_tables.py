@@ -3,7 +3,7 @@
 A partition has its own thread and `TableSet`: its rows of the partitioned tables, and a copy of the
 replicated tables. A coordinator has another copy of the replicated tables. Invariants:
 
-1. A run of a program equals the serial run of its events in their order.
+1. A run of a program has the same results as a serial run of its events in their order.
 2. Between runs, the coordinator has all rows of the gathered tables, and no rows of other partitioned
    tables. All copies of a replicated table are equal.
 3. A version does not depend on the partitions, so a database can be opened with any number of partitions.
@@ -60,7 +60,7 @@ class PartitionedTables:
     unshared : iterable of str
         The tables that no program accesses; only the first partition has them.
     columns : mapping, optional
-        The columns of tables that are partitioned by several columns.
+        For each table that is partitioned by several columns, these columns.
 
     Attributes
     ----------

@@ -41,7 +41,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the transactions of a program run.
+    """Says where the transactions of a program run.
 
     Attributes
     ----------

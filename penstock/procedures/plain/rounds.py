@@ -77,7 +77,7 @@ class _WindowRow:
 
 
 class _Window:
-    """A window over the tables that store it, for the procedure that owns it."""
+    """A window, as the procedure that owns it sees it. Two tables store its rows and facts."""
 
     def __init__(self, spec: WindowSpec, rounds: PlainRounds) -> None:
         self._spec = spec

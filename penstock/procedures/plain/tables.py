@@ -98,7 +98,7 @@ class PlainTable:
         self.changed: set[Key] = set()
         self.journal = journal
         self.on_insert: Callable[[str, dict[str, Any]], None] | None = None
-        """Runs the triggers: takes the name of the table and the row."""
+        """Runs the triggers of a table; it takes the name of the table and the inserted row."""
         self._fetch = fetch
         self._scan = scan
 
@@ -294,7 +294,7 @@ def fit_results(value: Any, results: tuple[Column, ...]) -> list[Any]:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Replaces the operations that differ from Python's by the functions of `words`."""
+    """Replaces operations that behave differently from Python by functions of `words`."""
 
     def __init__(self, text: ProcedureText) -> None:
         self._own = {text.event, *text.tables}

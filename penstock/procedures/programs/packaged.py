@@ -69,7 +69,7 @@ def events_of(procedure: Procedure, columns: Sequence[Any]) -> pa.RecordBatch:
 
 
 def _hashes(seed: int, count: int) -> NDArray[np.uint64]:
-    """Return hashes of numbers (SplitMix64)."""
+    """Return the SplitMix64 hashes of `count` numbers."""
     hashes = np.arange(1, count + 1, dtype=np.uint64)
     hashes *= np.uint64(_SEED)
     hashes += np.uint64(seed * 0xD1342543DE82EF95 & _WORD)

@@ -8,8 +8,8 @@ numbers `first`, `active` and `next`::
       active rows        staged rows
 
 Each insert runs a procedure that this module generates, in the same Python that users may write. The
-procedure stages the row. When the staged rows fill a slide, it removes the oldest rows, makes the staged rows
-active, and calls the triggers of the window. So windows are undone, stored and recovered like tables.
+procedure stages the row. When the staged rows fill a slide, the procedure removes the oldest rows, makes the
+staged rows active, and calls the window's triggers. So windows are undone, stored and recovered like tables.
 
 A window of rows keeps row number n at place n % (size + slide), so that it deletes nothing. A window of time
 keeps row number n at place n.

@@ -48,7 +48,7 @@ __all__ = ["PredictedRuns", "use_predictor"]
 MOST_FORWARDED = 0.5
 """If predictions would forward more than this share of a call, one thread without predictions is as fast."""
 MOST_COPIED = 16
-"""If there are more rows to copy or move for each event, copying takes longer than predictions save.
+"""If a call copies or moves more rows than this for each event, this takes longer than predictions save.
 
 Calls with more rows to copy have undo logs instead, if the program can have them.
 """

@@ -31,7 +31,7 @@ _bank.table("checking", "id bigint, balance decimal(14, 2) NOT NULL", key="id", 
     returns="balance decimal(14, 2)",
 )
 def transact(e: Any, accounts: Any, savings: Any, checking: Any) -> Any:
-    """Run a transaction of a kind; return the balance of the transaction's customer."""
+    """Run a transaction of the kind ``e.kind``; return the balance of the customer ``e.id``."""
     if e.id not in accounts:
         abort("unknown customer")
     mine = checking[e.id]

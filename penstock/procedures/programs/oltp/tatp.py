@@ -157,7 +157,7 @@ def _first_rows(scale: TatpScale) -> dict[str, pa.Table]:
 
 
 def _some_of(draws: Draws, owners: Integers, most: int) -> tuple[Integers, Integers]:
-    """Return the numbers 1, 2, ... of each owner, one to `most` of them, and the owner of each number."""
+    """Give each owner one to `most` numbers from 1 on; return the owner of each number, and the numbers."""
     counts = draws.integers(len(owners), 1, most)
     rows = int(counts.sum())
     return np.repeat(owners, counts), np.arange(rows) - np.repeat(np.cumsum(counts) - counts, counts) + 1

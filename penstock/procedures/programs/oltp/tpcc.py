@@ -1,6 +1,6 @@
 """TPC-C: the nine tables and five transactions of a wholesaler with warehouses (H-Store §2, appendix).
 
-Departures from the specification, because procedures make no texts and return one value to a caller:
+The program departs from the specification, because procedures make no texts and return one value to a caller:
 
 - The terminal gets no texts. A result has the total of a new order, the customer's balance of a payment or
   order status, or the number of delivered orders or of items with low stock.
@@ -281,7 +281,7 @@ def transact(
     items: Any,
     stock: Any,
 ) -> Any:
-    """Run a transaction of a kind; ``number`` is a delivery's carrier, or a stock level's threshold."""
+    """Run a transaction of the kind ``e.kind``; ``number`` is a delivery's carrier, or a stock threshold."""
     if e.kind == NEW_ORDER:
         total = new_order(e, warehouses, districts, customers, new_orders, orders, order_lines, items, stock)
         return total, None, None

@@ -44,7 +44,7 @@ _store.table(
     returns="field string, found bigint",
 )
 def transact(e: Any, records: Any) -> Any:
-    """Run an operation of a kind; return a field, and the number of records."""
+    """Run an operation of the kind ``e.kind``; return a field, and the number of records that it found."""
     if e.kind == INSERT:
         records.insert(
             id=e.id, field0=e.value, field1=e.value, field2=e.value, field3=e.value, field4=e.value,
@@ -93,7 +93,7 @@ def _requests(scale: YcsbScale, count: int, seed: int) -> pa.RecordBatch:
     draws = Draws(seed + 1)
     kinds = np.repeat(KINDS, WORKLOADS[scale.workload])[draws.integers(count, 0, 99)]
     is_insert = kinds == INSERT
-    # The number of records when a request runs, if all requests come from one call of this function.
+    # This is the number of records when a request runs, if one call of this function made all requests.
     records = scale.records + np.cumsum(is_insert) - is_insert
     ranks = zipf_ranks(seed, count, scale.records, SKEW)
     keys = records - 1 - ranks if scale.workload == "d" else scatter(ranks, scale.records)
