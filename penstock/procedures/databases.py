@@ -265,7 +265,7 @@ class Database:
             inserts into `on`, directly or through other triggers.
         """
         if not isinstance(on, str | TableSpec | StreamSpec | WindowSpec):
-            raise InvalidUsageError("a trigger is on a table, stream or window", got=type(on).__name__)
+            raise InvalidUsageError("a trigger needs a table, stream or window", got=type(on).__name__)
         name = on if isinstance(on, str) else on.name
         catalog = self.catalog
         relation = catalog.find_relation(name)

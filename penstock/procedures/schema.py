@@ -213,7 +213,7 @@ def columns_of(schema: pa.Schema, *, owner: str, lists: bool) -> tuple[Column, .
             )
         if not is_usable_name(column.name):
             raise InvalidUsageError(
-                "a column's name is no identifier of Python", of=owner, column=column.name, hint=NAME_HINT
+                "a column's name is not a Python identifier", of=owner, column=column.name, hint=NAME_HINT
             )
         columns.append(Column(column.name, column.type, kind, column.nullable, is_list))
     return tuple(columns)
@@ -322,7 +322,7 @@ class TableSpec(RelationSpec):
             If a name or type is unusable, or the key is not in the table.
         """
         if not name.isidentifier():
-            raise InvalidUsageError("a table's name is no identifier of Python", table=repr(name))
+            raise InvalidUsageError("a table's name is not a Python identifier", table=repr(name))
         columns = columns_of(parse_schema(ddl), owner=name, lists=False)
         keys = (key,) if isinstance(key, str) else tuple(key)
         _check_key(name, columns, keys)

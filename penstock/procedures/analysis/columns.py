@@ -35,7 +35,7 @@ def program_for(procedure: Procedure | Workflow, schema: pa.Schema) -> Program |
     """
     if not isinstance(procedure, Procedure | Workflow):
         raise InvalidUsageError(
-            "this is no procedure or workflow",
+            "this is not a procedure or workflow",
             got=type(procedure).__name__,
             hint="use @database.procedure or database.workflow(...)",
         )

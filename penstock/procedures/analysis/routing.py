@@ -52,7 +52,7 @@ def routing_obstacle(program: Program | PlainProgram) -> str | None:
             return spec.why_one_bucket
         place = spec.key.index(spec.partition_by)
         if attribute_of(program, access.origins[place]) is None:
-            return f"{access.table}[{', '.join(access.key)}] has a key that is no attribute of the event"
+            return f"{access.table}[{', '.join(access.key)}] has a key that is not an attribute of the event"
     attributes = _attributes(program)
     if len(attributes) > 1:
         return f"keys are of several attributes: {', '.join(sorted(attributes))}"

@@ -132,7 +132,7 @@ class _Statement:
             return [ast.Delete([self._row(tree, ast.Del())])]
         if isinstance(tree, exp.Update):
             return self._update(tree, new_name)
-        raise self._wrong("a statement reads, and nothing takes what it reads", "write x = execute(...)")
+        raise self._wrong("nothing uses the rows that a statement reads", "write x = execute(...)")
 
     def read(self) -> ast.expr:
         """Return the Python expression for a statement that reads."""
@@ -152,7 +152,8 @@ class _Statement:
             columns = [one.name for one in wanted.find_all(exp.Column)]
             if len(columns) != 1:
                 raise self._wrong(
-                    "SELECT is not about one column", 'write row = execute("SELECT * ..."), then row.column'
+                    "SELECT does not read exactly one column",
+                    'write row = execute("SELECT * ..."), then row.column',
                 )
             return self._value(wanted, self._row(tree))
         if isinstance(wanted, exp.Count) and isinstance(wanted.this, exp.Star) and not ordered:
@@ -160,7 +161,8 @@ class _Statement:
         if isinstance(wanted, exp.Star):
             return self._rows(tree)
         raise self._wrong(
-            "SELECT of several rows is * or count(*)", "write SELECT *, and take columns of each row"
+            "a SELECT of several rows may read only * or count(*)",
+            "write SELECT *, and take columns of each row",
         )
 
     def _rows(self, tree: exp.Select) -> ast.expr:
@@ -173,7 +175,8 @@ class _Statement:
             if tuple(columns) != index[len(index) - len(columns) :] or len(directions) != 1:
                 text = ", ".join(index)
                 raise self._wrong(
-                    "rows come in the order of their index", f"the index is {text}; ORDER BY its end"
+                    "ORDER BY differs from the order of the index",
+                    f"the index is {text}; ORDER BY its last columns",
                 )
             descends = directions.pop()
         if limit is None:
@@ -192,7 +195,9 @@ class _Statement:
         names = [one.name for one in schema.expressions]
         parts = rows[0].expressions
         if len(names) != len(parts):
-            raise self._wrong("INSERT has another number of columns than values", "give each column a value")
+            raise self._wrong(
+                "INSERT has different numbers of columns and values", "give each column a value"
+            )
         for name in names:
             self._check_column(name)
         keywords = [ast.keyword(name, self._value(part)) for name, part in zip(names, parts, strict=True)]
@@ -228,7 +233,7 @@ class _Statement:
             column = part.this if isinstance(part, exp.EQ | exp.GTE | exp.LT) else None
             if not isinstance(column, exp.Column) or type(part) in found.setdefault(column.name, {}):
                 raise self._wrong(
-                    "WHERE has other parts than column = value, column >= value, column < value and AND",
+                    "WHERE may have only column = value, column >= value, column < value and AND",
                     _SUBSET,
                 )
             self._check_column(column.name)
@@ -244,7 +249,9 @@ class _Statement:
     def _key(self, tree: exp.Expression) -> ast.expr:
         if not self._is_of_key(tree):
             key = ", ".join(self._table.key)
-            raise self._wrong("WHERE names no single row", f"compare all columns of the key by = ?: {key}")
+            raise self._wrong(
+                "WHERE does not name a single row", f"compare all columns of the key by = ?: {key}"
+            )
         conditions = self._conditions(tree)
         parts = [self._value(conditions[name][exp.EQ]) for name in self._table.key]
         return parts[0] if len(parts) == 1 else ast.Tuple(parts)
@@ -304,12 +311,12 @@ class _Statement:
         if type(node) in _SIGNS:
             left, right = (self._value(one, row) for one in (node.this, node.expression))
             return ast.BinOp(left, _SIGNS[type(node)](), right)
-        raise self._wrong("a value has other parts than columns, ?, literals, + - *", _SUBSET)
+        raise self._wrong("a value may have only columns, ?, literals, + - *", _SUBSET)
 
     def _number(self, name: str) -> int:
         if not name.startswith(_MARK):
             raise self._wrong(
-                "a placeholder has a name", "write ?; the values follow the text in their order"
+                "a placeholder may not have a name", "write ?; the values follow the text in their order"
             )
         return int(name.removeprefix(_MARK))
 
@@ -322,7 +329,8 @@ class _Statement:
         others = [name for name, value in tree.args.items() if value and name not in known]
         if others:
             raise self._wrong(
-                f"{type(tree).__name__.upper()} has a part that is no access: {', '.join(others)}", _SUBSET
+                f"{type(tree).__name__.upper()} has a part that is not supported: {', '.join(others)}",
+                _SUBSET,
             )
 
     def _wrong(self, fact: str, hint: str) -> InvalidUsageError:

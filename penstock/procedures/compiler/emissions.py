@@ -63,7 +63,7 @@ class Emissions(Writes):
         if isinstance(function, ast.Attribute):
             if (stream := self.stream(function.value)) is not None:
                 hint = f"{stream.spec.name}.emit(column=value)"
-                raise self.wrong(node, "a stream has only emit, which is a statement of its own", hint)
+                raise self.wrong(node, "a stream supports only emit, as a statement of its own", hint)
             if (window := self.window(function.value)) is not None:
                 if function.attr != "insert":
                     hint = f"for row in {window.name}, len({window.name}), {window.name}.insert(column=value)"
@@ -115,7 +115,7 @@ class Emissions(Writes):
                 if not column.nullable:
                     raise self.wrong(
                         node,
-                        f"the column {column.name} gets no value, and is not null",
+                        f"the column {column.name} is NOT NULL and gets no value",
                         f"pass {column.name}=...",
                     )
                 values[column.name] = Value(column.kind, zero(column.kind), "True")
@@ -132,7 +132,9 @@ class Emissions(Writes):
     def _stage(self, node: ast.Call, window: WindowSpec) -> Value:
         """Compile the insert of a row into a window; its value is true if the window slid."""
         if window.name in self.open_windows:
-            raise self.wrong(node, "a window gets a row in a loop over it", "insert before or after the loop")
+            raise self.wrong(
+                node, "a loop over a window inserts into the window", "insert before or after the loop"
+            )
         values = self._columns(node, window)
         place = (self.scope.number, node.lineno, node.col_offset, window.name)
         slid = self.inline(node, self.layout.dependencies.insertions[window.name], values, place)

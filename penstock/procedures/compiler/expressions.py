@@ -70,7 +70,7 @@ class Expressions(ABC):
             return value
         kind_text = {Nothing: "None", Row: "a row", ListOf: "a list"}[type(value)]
         hint = {Nothing: "compare with `is None`", Row: "name one of its columns", ListOf: "take an element"}
-        raise self.wrong(node, f"{kind_text} is no value", hint[type(value)])
+        raise self.wrong(node, f"{kind_text} is not a value", hint[type(value)])
 
     def value_not_null(self, node: ast.expr) -> Value:
         """Compile an expression whose value must not be null."""
@@ -87,7 +87,9 @@ class Expressions(ABC):
         """Compile an expression that is true or false."""
         value = self.value_not_null(node)
         if value.kind is not Kind.BOOLEAN:
-            raise self.wrong(node, f"a condition is no {value.kind}", "compare it with something")
+            raise self.wrong(
+                node, f"a condition must be a boolean, not {value.kind}", "compare it with something"
+            )
         return value
 
     # Names and constants
@@ -138,7 +140,7 @@ class Expressions(ABC):
             null = f"{name}_null" if name in self.facts.nullable else None
             return Value(kind, name, null, scope.origins.get(node.id))
         if node.id == scope.text.event:
-            raise self.wrong(node, "the event is no value", f"name an attribute: {node.id}.name")
+            raise self.wrong(node, "the event is not a value", f"name an attribute: {node.id}.name")
         if node.id in scope.text.tables:
             raise self._no_value(node)
         if node.id in scope.text.names:
@@ -151,10 +153,10 @@ class Expressions(ABC):
 
     def _no_value(self, node: ast.Name) -> Exception:
         if node.id in self.layout.streams:
-            return self.wrong(node, "a stream is no value", f"write {node.id}.emit(column=value)")
+            return self.wrong(node, "a stream is not a value", f"write {node.id}.emit(column=value)")
         if node.id in self.layout.tables:
-            return self.wrong(node, "a table is no value", f"look up {node.id}[key] or {node.id}.by(...)")
-        return self.wrong(node, "a window is no value", f"write len({node.id}) or for row in {node.id}")
+            return self.wrong(node, "a table is not a value", f"look up {node.id}[key] or {node.id}.by(...)")
+        return self.wrong(node, "a window is not a value", f"write len({node.id}) or for row in {node.id}")
 
     def _attribute(self, node: ast.Attribute) -> Value | ListOf:
         if isinstance(node.value, ast.Name):
@@ -260,7 +262,7 @@ class Expressions(ABC):
         self.check_list(elements)
         place = self.check_null(place)
         if place.kind is not Kind.INTEGER:
-            raise self.wrong(node, "an element's place is an integer", "places count from 0")
+            raise self.wrong(node, "the position of an element must be an integer", "positions count from 0")
         size = self.out.keep(f"{elements.end} - {elements.begin}")
         self.out.fail(f"{place.code} < -{size} or {place.code} >= {size}", "no element")
         at = self.out.keep(f"{place.code} + ({elements.begin} if {place.code} >= 0 else {elements.end})")
@@ -332,7 +334,9 @@ class Expressions(ABC):
                 self.out.line(f"{name}_null = {value.null or False}")
                 parts.append(value)
         if parts[0].kind is not parts[1].kind:
-            raise self.wrong(node, f"the value is {parts[0].kind} or {parts[1].kind}", "convert one of them")
+            raise self.wrong(
+                node, f"the types differ: {parts[0].kind} and {parts[1].kind}", "convert one of them"
+            )
         nullable = any(value.null for value in parts)
         return Value(parts[0].kind, name, f"{name}_null" if nullable else None)
 
@@ -340,7 +344,7 @@ class Expressions(ABC):
         if len(node.ops) == 1:
             return self._comparison(node, node.left, node.ops[0], node.comparators[0])
         if not all(type(operator) in COMPARISONS for operator in node.ops):
-            raise self.wrong(node, "a chain has only comparisons of order", "join them with and")
+            raise self.wrong(node, "a chain may have only ==, !=, <, <=, > and >=", "join them with and")
         # Each value is evaluated once, and only as long as the comparisons before it hold.
         name = self.out.temporary()
         left = self.value(node.left)
@@ -381,7 +385,7 @@ class Expressions(ABC):
         value = self.evaluate(left)
         if isinstance(value, Row):
             if not value.maybe:
-                raise self.wrong(node, "this row is there", f"look it up with {value.table}.get(...)")
+                raise self.wrong(node, "this row always exists", f"look it up with {value.table}.get(...)")
             return f"({value.slot} < 0)" if positive else f"({value.slot} >= 0)"
         if not isinstance(value, Value):
             raise self.wrong(

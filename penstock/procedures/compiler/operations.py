@@ -97,7 +97,9 @@ def _decimals(out: Output, sign: str, a: Value, b: Value) -> Value:
     if sign == "*":
         scale = (a.kind.scale or 0) + (b.kind.scale or 0)
         if Kind.FLOAT in (a.kind, b.kind) or scale > MAX_DIGITS:
-            raise OperationError(f"{a.kind} * {b.kind} has no kind", "convert with int(...) or float(...)")
+            raise OperationError(
+                f"{a.kind} * {b.kind} is not supported", "convert with int(...) or float(...)"
+            )
         return Value(Kind.decimal(scale), _integers(out, sign, a.code, b.code))
     a, b = align(out, a, b)
     return Value(a.kind, _integers(out, sign, a.code, b.code))
@@ -122,7 +124,9 @@ def align(out: Output, a: Value, b: Value) -> tuple[Value, Value]:
     if scales == (None, None) or a.kind.wide or b.kind.wide:
         return a, b
     if any(value.kind.scale is None and value.kind is not Kind.INTEGER for value in (a, b)):
-        raise OperationError(f"{a.kind} meets {b.kind}", "convert with int(...) or float(...)")
+        raise OperationError(
+            f"{a.kind} cannot be combined with {b.kind}", "convert with int(...) or float(...)"
+        )
     scale = max(scale or 0 for scale in scales)
     return as_decimal(out, a, scale), as_decimal(out, b, scale)
 
@@ -171,7 +175,7 @@ def as_float(out: Output, a: Value) -> Value:
     if a.kind is Kind.FLOAT:
         return a
     if a.kind.is_interned:
-        raise OperationError(f"a {a.kind} is not converted", _IN_THE_EVENT)
+        raise OperationError(f"a {a.kind} cannot be converted", _IN_THE_EVENT)
     if a.kind.scale is not None:
         return Value(Kind.FLOAT, f"(np.float64({a.code}) / {10.0**a.kind.scale!r})", a.null)
     return Value(Kind.FLOAT, f"np.float64({a.code})", a.null)
@@ -182,7 +186,7 @@ def as_integer(out: Output, a: Value) -> Value:
     if a.kind is Kind.INTEGER:
         return a
     if a.kind.is_interned:
-        raise OperationError(f"a {a.kind} is not converted", _IN_THE_EVENT)
+        raise OperationError(f"a {a.kind} cannot be converted", _IN_THE_EVENT)
     if a.kind.scale is not None:
         # Truncate, although // rounds down.
         factor = 10**a.kind.scale

@@ -321,7 +321,7 @@ def compile_route(
         spec.column(spec.partition_by) for spec in dependencies.tables.values() if spec.partition_by
     ]
     if not partitions:
-        raise text.wrong(text.tree, "a route is for partitioned tables", "declare one with partition_by=")
+        raise text.wrong(text.tree, "a route needs a partitioned table", "declare one with partition_by=")
     kind = pa.int64() if partitions[0].kind is Kind.INTEGER else partitions[0].type
     results = tuple(replace(partitions[0], name=f"route {n}", type=kind, nullable=True)
                     for n in range(len(text.route)))  # fmt: skip

@@ -113,7 +113,7 @@ class ProcedureText:
                 nodes.append(ast.parse(one, mode="eval").body)
             except (SyntaxError, TypeError, ValueError):
                 raise self.wrong(
-                    self.tree, "a route is no expression", f'write route="{self.event}.name"'
+                    self.tree, "a route is not an expression", f'write route="{self.event}.name"'
                 ) from None
         for node in nodes:
             for part in ast.walk(node):  # errors name the procedure's position, because the route has none
@@ -175,7 +175,7 @@ class ProcedureText:
         name = ast.unparse(call.func)
         fact, hint = f"a procedure cannot call {name} here", _FUNCTIONS
         if inspect.isfunction(self.names.get(name)):
-            fact, hint = f"{name} is no procedure", f"put @database.procedure before def {name}"
+            fact, hint = f"{name} is not a procedure", f"put @database.procedure before def {name}"
         elif isinstance(call.func, ast.Attribute):
             word, owner = call.func.attr, call.func.value
             if word in language.__all__:
@@ -223,7 +223,7 @@ def read(function: Callable[..., Any]) -> ProcedureText:
         tree = ast.Pass()
     if not isinstance(tree, ast.FunctionDef):
         raise InvalidUsageError(
-            "a procedure is no function with a name", file=file, line=first, hint="define it with def"
+            "a procedure must be a function with a name", file=file, line=first, hint="define it with def"
         )
     tree.decorator_list = []
     if ast.get_docstring(tree) is not None:

@@ -32,7 +32,7 @@ class Statements(Sets, Selections, Calls):
         """Compile statements."""
         for node in nodes:
             if self.scope.assigned is None:
-                raise self.wrong(node, "this is never reached", "remove it")
+                raise self.wrong(node, "this statement is never reached", "remove it")
             handler = getattr(self, f"_{type(node).__name__.lower()}_statement", None)
             if handler is None:
                 raise self.scope.text.unsupported(node)
@@ -79,7 +79,7 @@ class Statements(Sets, Selections, Calls):
         if self.selection_loop(node):
             return
         if node.orelse:
-            raise self.wrong(node, "a loop has no else here", "put the statements after the loop")
+            raise self.wrong(node, "this loop cannot have else", "put the statements after the loop")
         if not isinstance(node.target, ast.Name):
             raise self.wrong(node.target, "a loop has one variable", "write for x in ...")
         place = (self.scope.number, node.lineno, node.col_offset)
@@ -211,7 +211,9 @@ class Statements(Sets, Selections, Calls):
 
     def _assign_statement(self, node: ast.Assign) -> None:
         if len(node.targets) != 1:
-            raise self.wrong(node, "one name is assigned at a time", "write one assignment for each name")
+            raise self.wrong(
+                node, "an assignment may have only one name", "write one assignment for each name"
+            )
         if self.make_set(node):
             return
         target = node.targets[0]
@@ -230,7 +232,7 @@ class Statements(Sets, Selections, Calls):
             elif isinstance(source, Value | Nothing):
                 self._store_value(target, source)
             else:
-                raise self.wrong(node, "a list has no second name", "use it where it is needed")
+                raise self.wrong(node, "a list cannot be assigned to a variable", "use it where it is needed")
             return
         if isinstance(target, ast.Attribute):
             # Python evaluates the assigned value before the row.
@@ -301,7 +303,7 @@ class Statements(Sets, Selections, Calls):
         if kind is not None and kind is not value.kind:
             raise self.wrong(
                 node,
-                f"the variable is {kind} and becomes {value.kind}",
+                f"the type of the variable changes from {kind} to {value.kind}",
                 "convert the value, write 0.0 for a float, or use another name",
             )
         self.facts.kinds[name] = value.kind
@@ -319,7 +321,7 @@ class Statements(Sets, Selections, Calls):
         name = scope.variable(target.id)
         kind = self.facts.kinds.get(name)
         if kind is not None and (isinstance(kind, Kind) or kind != row.table):
-            raise self.wrong(target, "the variable was something else before", "use another name")
+            raise self.wrong(target, "the variable did not hold such a row before", "use another name")
         self.facts.kinds[name] = row.table
         if row.maybe:
             self.facts.nullable.add(name)

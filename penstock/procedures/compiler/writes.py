@@ -112,7 +112,7 @@ class Writes(Expressions):
                 if not column.nullable:
                     raise self.wrong(
                         node,
-                        f"the column {column.name} gets no value, and is not null",
+                        f"the column {column.name} is NOT NULL and gets no value",
                         f"pass {column.name}=...",
                     )
                 codes[column.name] = None, "True"

@@ -90,7 +90,7 @@ class OpenDatabase:
         if recovery not in ("weak", "strong"):
             raise InvalidUsageError("there is no such recovery", recovery=recovery, hint="use weak or strong")
         if not (location is None or isinstance(location, str | os.PathLike)):
-            raise InvalidUsageError("the location of a database is no path", got=type(location).__name__)
+            raise InvalidUsageError("the location of a database is not a path", got=type(location).__name__)
         if location is None and recovery == "strong":
             raise InvalidUsageError(
                 "only a database in a directory has strong recovery", hint="give open() a location"

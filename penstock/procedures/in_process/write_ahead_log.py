@@ -232,7 +232,7 @@ def _records(content: bytes, path: Path) -> Iterator[tuple[int, pa.Table]]:
         return  # the process ended while it created the part
     magic, version, _ = _HEADER.unpack_from(content)
     if magic != _MAGIC:
-        raise CorruptDataError("the file is no write-ahead log", file=path)
+        raise CorruptDataError("the file is not a write-ahead log", file=path)
     if version != _VERSION:
         raise CorruptDataError(
             "the log has another format", file=path, version=version, known=_VERSION, hint="update Penstock"

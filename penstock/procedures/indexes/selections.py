@@ -213,7 +213,7 @@ class Selections(Writes):
         text = ast.unparse(node)
         return self.wrong(
             node,
-            "several rows are no value",
+            "a selection of several rows is not a value",
             f"for row in {text}:, {text}.first(), {text}.last(), len({text})",
         )
 

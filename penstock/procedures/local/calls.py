@@ -36,7 +36,7 @@ class Calls(Emissions):
         """Compile a call; return its value."""
         text = self.find_callee(node)
         if text is None or not isinstance(node, ast.Call):
-            raise self.wrong(node, "this is no call of a procedure", "write name(event, table)")
+            raise self.wrong(node, "this is not a call of a procedure", "write name(event, table)")
         if node.keywords or len(node.args) != 1 + len(text.tables):
             fact = f"{text.name} takes an event, tables: {len(text.tables)}"
             raise self.wrong(node, fact, f"write {text.name}({', '.join(['event', *text.tables])})")

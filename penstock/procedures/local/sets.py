@@ -32,7 +32,7 @@ class Sets(Expressions):
             raise self.wrong(node, "a set is empty at first, and has a name", SET_HINT)
         name = self.scope.variable(target.id)
         if target.id in (self.scope.text.event, *self.scope.text.tables) or name in self.facts.kinds:
-            raise self.wrong(target, f"{target.id} is something else", "use another name")
+            raise self.wrong(target, f"the name {target.id} is already used", "use another name")
         self.scope.sets.setdefault(target.id, None)
         if self.scope.assigned is not None:
             self.scope.assigned.add(target.id)
@@ -64,7 +64,7 @@ class Sets(Expressions):
 
     def _name(self, node: ast.Name) -> Value | Nothing | Row | ListOf:
         if self.set_code(node) is not None:
-            raise self.wrong(node, "a set is no value", SET_HINT)
+            raise self.wrong(node, "a set is not a value", SET_HINT)
         return super()._name(node)
 
     def _call(self, node: ast.Call) -> Value | Row:

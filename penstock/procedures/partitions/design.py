@@ -73,13 +73,13 @@ class PartitionDesign(StoredText):
         try:
             content = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise InvalidUsageError("a design is no YAML", file=file, reason=str(error)) from error
+            raise InvalidUsageError("a design is not valid YAML", file=file, reason=str(error)) from error
         _check_fields(content, (*_FIELDS, *_OPTIONAL_FIELDS), file, "a design")
         if missing := [name for name in _FIELDS if name not in content]:
             raise InvalidUsageError("a design lacks a field", file=file, fields=missing, hint=_HINT)
         if type(content["partitions"]) is not int or not isinstance(content["database"], str):
             raise InvalidUsageError(
-                "a design has a number of partitions and the name of a database", file=file
+                "a design needs a number of partitions and the name of a database", file=file
             )
         columns: dict[str, PartitionColumns] = {}
         ranges: dict[str, tuple[Any, ...]] = {}
@@ -113,7 +113,7 @@ class PartitionDesign(StoredText):
                 ranges[name] = tuple(table["ranges"])
         routes = content.get("routes", {})
         if not isinstance(routes, dict) or not all(map(_names, routes.values())):
-            raise InvalidUsageError("the routes of a design name attributes", file=file, hint=_HINT)
+            raise InvalidUsageError("the routes of a design must name attributes", file=file, hint=_HINT)
         routing = content.get("routing", {})
         if not isinstance(routing, dict) or not all(isinstance(one, str) for one in routing.values()):
             raise InvalidUsageError(

@@ -235,7 +235,9 @@ def read_ranges(tables: Mapping[str, TableSpec], texts: Sequence[str]) -> dict[s
         name, sign, values = text.partition("=")
         if not sign or name in ranges:
             raise InvalidUsageError(
-                "these are no ranges of a table", ranges=text, hint="write TABLE=VALUE,VALUE, each table once"
+                "these are not ranges of a table",
+                ranges=text,
+                hint="write TABLE=VALUE,VALUE, each table once",
             )
         spec = tables.get(name)
         parts = pa.array(values.split(","), pa.string())

@@ -74,7 +74,9 @@ def _align(a: Any, b: Any) -> tuple[Any, Any]:
     if Decimal not in (type(a), type(b)) or None in (a, b):
         return a, b
     if not all(type(number) in (int, Decimal) for number in (a, b)):
-        raise InvalidUsageError("a decimal meets another kind", hint="convert with int(...) or float(...)")
+        raise InvalidUsageError(
+            "a decimal cannot be combined with this value", hint="convert with int(...) or float(...)"
+        )
     scales = {digits_of(Decimal(number))[1] for number in (a, b)}
     a, b = (to_scale(number, max(scales)) for number in (a, b))
     if len(scales) > 1:  # with equal scales the digits are unchanged, and a column may have more than 18

@@ -55,7 +55,7 @@ class Replica:
         speculate: bool | str = False,
     ) -> None:
         if not isinstance(location, str | os.PathLike):
-            raise InvalidUsageError("the location of a database is no path", got=type(location).__name__)
+            raise InvalidUsageError("the location of a database is not a path", got=type(location).__name__)
         self._poll_s = parse_duration_us(poll_interval) / 1e6
         self._database, self._location = database, location
         tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)

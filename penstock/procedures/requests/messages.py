@@ -92,7 +92,7 @@ _MISFITS = (ValueError, TypeError, ArithmeticError, RecursionError, pa.ArrowExce
 def _rows(texts: Iterable[str], schema: pa.Schema) -> pa.RecordBatch:
     values = [json.loads(text) for text in texts]
     if not all(isinstance(value, dict) for value in values):
-        raise TypeError("a JSON text is no object")
+        raise TypeError("a JSON text is not an object")
     if not schema:
         return rows_without_columns(len(values))
     arrays = []

@@ -78,7 +78,7 @@ class DatabaseClient:
             self._client = flight.connect(uri, **options)
         except (pa.ArrowException, ValueError, TypeError):
             raise InvalidUsageError(
-                "this is no address of a server",
+                "this is not the address of a server",
                 uri=uri,
                 hint="write grpc://host:port or grpc+tls://host:port",
             ) from None  # Arrow's message says nothing more

@@ -62,7 +62,7 @@ def from_stream(content: pa.Buffer | None) -> pa.Table:
         return rows
     except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:  # Arrow lacks a type
         raise InvalidUsageError(
-            "the message is no Arrow stream of rows", reason=type(error).__name__
+            "the message is not an Arrow stream of rows", reason=type(error).__name__
         ) from error
 
 

@@ -243,9 +243,9 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             try:
                 wanted = json.loads(ticket.ticket)
             except ValueError as error:
-                raise InvalidUsageError("the ticket is no JSON object") from error
+                raise InvalidUsageError("the ticket is not a JSON object") from error
             if not isinstance(wanted, dict) or not all(isinstance(value, str) for value in wanted.values()):
-                raise InvalidUsageError("the ticket is no JSON object of texts")
+                raise InvalidUsageError("the ticket is not a JSON object of texts")
             if "table" in wanted:
                 rows = self._snapshot(wanted["table"]).table(wanted["table"])
             elif "sql" in wanted:

@@ -80,7 +80,7 @@ class Catalog:
         """
         if not is_usable_name(spec.name):
             raise InvalidUsageError(
-                f"a {kind}'s name is no identifier of Python", **{kind: repr(spec.name)}, hint=NAME_HINT
+                f"a {kind}'s name is not a Python identifier", **{kind: repr(spec.name)}, hint=NAME_HINT
             )
         if spec.name.startswith("_"):
             raise InvalidUsageError(

@@ -128,7 +128,9 @@ class WindowSpec(RelationSpec):
         by_name = {column.name: column for column in columns}
         if time not in by_name or by_name[time].kind is not Kind.INTEGER:
             raise InvalidUsageError(
-                "the time of a window is no column of integers, dates or timestamps", window=name, time=time
+                "the time of a window is not a column of integers, dates or timestamps",
+                window=name,
+                time=time,
             )
         columns = tuple(
             replace(column, nullable=False) if column.name == time else column for column in columns
@@ -150,7 +152,7 @@ class WindowSpec(RelationSpec):
             )
         if self.time is not None and self.size % self.slide:
             raise InvalidUsageError(
-                "the size of a window of time is no multiple of its slide",
+                "the size of a window of time is not a multiple of its slide",
                 window=self.name,
                 size=self.size,
                 slide=self.slide,
@@ -234,7 +236,7 @@ class _Called:
 def _check_integer(window: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidUsageError(
-            "the size or slide of a window is no integer",
+            "the size or slide of a window is not an integer",
             window=window,
             got=repr(value),
             hint='durations such as "60s" are for a timestamp: time="ts"',

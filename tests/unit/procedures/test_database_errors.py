@@ -22,7 +22,7 @@ def bank() -> Database:
 
 def test_arguments_of_another_type_are_told(bank: Database) -> None:
     wrong: Any = 5
-    with pytest.raises(InvalidUsageError, match="the location of a database is no path: got=int"):
+    with pytest.raises(InvalidUsageError, match="the location of a database is not a path: got=int"):
         bank.open(wrong)
     locations: list[Any] = [5, b"bank"]
     for location in locations:
@@ -30,7 +30,7 @@ def test_arguments_of_another_type_are_told(bank: Database) -> None:
             penstock.database("bank", location)
     with pytest.raises(InvalidUsageError, match="the name is not usable: name=5"):
         penstock.database(wrong)
-    with pytest.raises(InvalidUsageError, match="a trigger is on a table, stream or window: got=int"):
+    with pytest.raises(InvalidUsageError, match="a trigger needs a table, stream or window: got=int"):
         bank.trigger(wrong)
     with bank.open() as db:
         for name in (["w"], None, 5):

@@ -122,8 +122,8 @@ def test_a_loop_may_delete_and_change_rows_but_not_what_it_goes_by() -> None:
     [
         ('x = orders.by("id").first()', 2, "the table orders has no such index"),
         ('x = done.by("id").first()', 2, "the table done has no such index"),
-        ('x = orders.by("price")', 2, "several rows are no value"),
-        ('x = orders.by("price")[1.0]', 2, "several rows are no value"),
+        ('x = orders.by("price")', 2, "a selection of several rows is not a value"),
+        ('x = orders.by("price")[1.0]', 2, "a selection of several rows is not a value"),
         ('x = orders.by("price").first(2)', 2, "several rows are for a loop"),
         ('x = orders.by("price")[e.symbol].first()', 2, "the column price is float, the value is text"),
         ('x = orders.by("price")[1.0, 2.0].first()', 2, "the index has 1 columns"),
@@ -172,7 +172,7 @@ def test_a_selection_within_a_partition_may_run_in_several_buckets(body: str, at
     program = declare(body).procedures["tried"].program()
     assert routing_attribute(program) == attribute
     if attribute is None:
-        assert "a key that is no attribute of the event" in (routing_obstacle(program) or "")
+        assert "a key that is not an attribute of the event" in (routing_obstacle(program) or "")
 
 
 def test_operations_name_the_rows_of_an_index() -> None:

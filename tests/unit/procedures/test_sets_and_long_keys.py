@@ -97,15 +97,15 @@ def count(e, t):
     ("body", "line", "column", "fact"),
     [
         ("s = set(e.ks)", 2, 5, "a set is empty at first"),
-        ("s = set()\nx = s", 3, 9, "a set is no value"),
-        ("s = set()\nfor x in s:\n    pass", 3, 14, "a set is no value"),
+        ("s = set()\nx = s", 3, 9, "a set is not a value"),
+        ("s = set()\nfor x in s:\n    pass", 3, 14, "a set is not a value"),
         ("s = set()\ns.add(e.f)", 3, 11, "a set has no floats"),
         ("s = set()\ns.add(e.k)\ns.add(e.s)", 4, 11, "an element of this set is integer, the value is text"),
         ("s = set()\ns.discard(e.k)", 3, 5, "a set has only add"),
         ("s = set()\ns = 1", 3, 5, "s cannot be assigned"),
-        ("s = 1\ns = set()", 3, 5, "s is something else"),
+        ("s = 1\ns = set()", 3, 5, "the name s is already used"),
         ("if e.k > 1:\n    s = set()\ns.add(e.k)", 4, 5, "s may have no value here"),
-        ("items = set()", 2, 5, "items is something else"),
+        ("items = set()", 2, 5, "the name items is already used"),
     ],
 )
 def test_other_uses_of_sets_are_errors_with_their_place(body: str, line: int, column: int, fact: str) -> None:

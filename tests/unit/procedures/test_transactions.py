@@ -90,24 +90,24 @@ def transfer(e, accounts):
         ("items[e.k].price = e.f", 2, 5, "the column price is integer, the value is float"),
         ("x = y", 2, 9, "y is not defined"),
         ("if e.k > 1:\n    x = 1\nz = x", 4, 9, "x may have no value here"),
-        ("x = 1\nx = 2.5", 3, 5, "the variable is integer and becomes float"),
+        ("x = 1\nx = 2.5", 3, 5, "the type of the variable changes from integer to float"),
         ("for k in e.ks:\n    x = k\nz = k", 4, 9, "k may have no value here"),
         ("r = items[e.k]\ndel items[e.v]\nr.price = 1", 4, 5, "the row r may have been deleted"),
         ("r = items[1]\nfor k in e.ks:\n    r.price = 1\n    del items[k]", 4, 9, "may have been deleted"),
         ("import time", 2, 5, "no import"),
         ("x = time.time()", 2, 9, "no clock and no randomness"),
-        ("if e.k:\n    pass", 2, 8, "a condition is no integer"),
+        ("if e.k:\n    pass", 2, 8, "a condition must be a boolean, not integer"),
         ("if e.s < 'b':\n    pass", 2, 8, "< is for numbers"),
         ("x = e.k == e.f", 2, 9, "an integer is compared with a float"),
         ("x = e.f // 2", 2, 9, "// is for integers"),
         ("x = e.k == None", 2, 9, "a value is compared with None"),
         ("abort(e.s)", 2, 5, "abort takes a literal text"),
         ("return 1", 2, 5, "return and returns= differ in their number of values: 1, 0"),
-        ("return\nx = 1", 3, 5, "this is never reached"),
+        ("return\nx = 1", 3, 5, "this statement is never reached"),
         ("e.k = 1", 2, 5, "an event cannot be changed"),
         ("x = items[e.k, 1]", 2, 15, "the key of items has 1 columns"),
         ("x = items[e.s]", 2, 15, "the key id of items is integer"),
-        ("items.insert(id=e.k)", 2, 5, "the column price gets no value"),
+        ("items.insert(id=e.k)", 2, 5, "the column price is NOT NULL and gets no value"),
         ("print(e.k)", 2, 5, "a procedure cannot call print here"),
         ("e.k + 1", 2, 5, "this statement does nothing"),
         ("items.delete(e.k)", 2, 5, "items has no delete here"),
@@ -129,8 +129,13 @@ def transfer(e, accounts):
             23,
             "the key id of items is integer",
         ),
-        ("x = None\nx = e.f\nx = 1", 4, 5, "the variable is float and becomes integer"),
-        ("x = None\nif e.k > 1:\n    x = items.get(e.k)\nx = 1", 5, 5, "the variable is items and becomes"),
+        ("x = None\nx = e.f\nx = 1", 4, 5, "the type of the variable changes from float to integer"),
+        (
+            "x = None\nif e.k > 1:\n    x = items.get(e.k)\nx = 1",
+            5,
+            5,
+            "the type of the variable changes from items",
+        ),
     ],
 )
 def test_what_is_outside_of_the_subset_is_an_error_with_its_place(
@@ -170,7 +175,7 @@ def test_a_function_that_is_no_procedure_is_told_how_to_become_one() -> None:
     helper = define("def helper(e, items):\n    pass\n")
     function = define("def again(e, items):\n    helper(e, items)\n", {"helper": helper})
     with pytest.raises(
-        InvalidUsageError, match=r"helper is no procedure: .*Hint: put @database.procedure before"
+        InvalidUsageError, match=r"helper is not a procedure: .*Hint: put @database.procedure before"
     ):
         shop().procedure(event=EVENT)(function)
 

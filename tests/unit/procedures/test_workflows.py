@@ -287,19 +287,19 @@ def tried(body: str, parameters: str = "orders, lines", **options: Any) -> Any:
     ("body", "parameters", "line", "column", "fact", "hint"),
     [
         ("lines.emit(id=e.id, cost=1)", "lines", 2, 5, "lines has no cost", "it has id, price"),
-        ("lines.emit(price=1)", "lines", 2, 5, "the column id gets no value, and is not null", None),
+        ("lines.emit(price=1)", "lines", 2, 5, "the column id is NOT NULL and gets no value", None),
         ("lines.emit(id='a')", "lines", 2, 5, "the column id is integer, the value is text", None),
         ("lines.emit(e.id)", "lines", 2, 5, "columns are given by name", "lines.emit(column=value)"),
-        ("x = lines.emit(id=1)", "lines", 2, 9, "a stream has only emit", "lines.emit(column=value)"),
-        ("lines.insert(id=1)", "lines", 2, 5, "a stream has only emit", "lines.emit(column=value)"),
-        ("x = lines[e.id]", "lines", 2, 9, "a stream is no value", "lines.emit(column=value)"),
-        ("for row in lines:\n    pass", "lines", 2, 16, "a stream is no value", None),
+        ("x = lines.emit(id=1)", "lines", 2, 9, "a stream supports only emit", "lines.emit(column=value)"),
+        ("lines.insert(id=1)", "lines", 2, 5, "a stream supports only emit", "lines.emit(column=value)"),
+        ("x = lines[e.id]", "lines", 2, 9, "a stream is not a value", "lines.emit(column=value)"),
+        ("for row in lines:\n    pass", "lines", 2, 16, "a stream is not a value", None),
         ("pass", "orders, nowhere", 1, 22, "there is no table nowhere", "orders"),
         ("recent.emit(id=1)", "recent", 2, 5, "a window has no emit", "for row in recent"),
         ("x = recent.get(1)", "recent", 2, 9, "a window has no get", "len(recent)"),
-        ("x = recent[1]", "recent", 2, 9, "a window is no value", "for row in recent"),
+        ("x = recent[1]", "recent", 2, 9, "a window is not a value", "for row in recent"),
         ("del recent[1]", "recent", 2, 9, "only rows of tables are deleted", None),
-        ("recent.insert(id=1)", "recent", 2, 5, "the column price gets no value", None),
+        ("recent.insert(id=1)", "recent", 2, 5, "the column price is NOT NULL and gets no value", None),
         (
             "for row in recent:\n    row.price = 1",
             "recent",
@@ -308,7 +308,7 @@ def tried(body: str, parameters: str = "orders, lines", **options: Any) -> Any:
             "a row of a window cannot be changed",
             None,
         ),
-        ("for row in recent:\n    recent.insert(price=1)", "recent", 3, 9, "in a loop over it", None),
+        ("for row in recent:\n    recent.insert(price=1)", "recent", 3, 9, "inserts into the window", None),
         ("for row in recent:\n    pass\nx = row.price", "recent", 4, 9, "row may have no value here", None),
     ],
 )
@@ -492,12 +492,12 @@ def test_a_row_of_a_window_is_not_kept_from_one_turn_of_a_loop_to_the_next() -> 
     [
         (3, 0, None, "at least one"),
         (3, 4, None, "at least one"),
-        (5, 2, "at", "no multiple"),
+        (5, 2, "at", "not a multiple"),
         (4, 2, "name", "the time of a window"),
         (4, 2, "nothing", "the time of a window"),
         ("4s", "2s", None, "no integer"),
         ("4s", "2s", "at", "no integer"),
-        ("4s", "3s", "ts", "no multiple"),
+        ("4s", "3s", "ts", "not a multiple"),
     ],
 )
 def test_a_window_of_a_wrong_size_is_refused(size: Any, slide: Any, time: str | None, fact: str) -> None:
@@ -520,7 +520,7 @@ def test_names_are_taken_once() -> None:
         database.window("s", "v bigint", size=1, slide=1)
     with pytest.raises(InvalidUsageError, match="has this window already: window=w"):
         database.table("w", "id bigint", key="id")
-    with pytest.raises(InvalidUsageError, match="no identifier"):
+    with pytest.raises(InvalidUsageError, match="not a Python identifier"):
         database.stream("no name", "v bigint")
 
 
@@ -538,7 +538,7 @@ def test_names_are_taken_once() -> None:
 )
 def test_a_keyword_is_no_name(declare: Callable[[Database], Any]) -> None:
     database = penstock.database("keywords")
-    with pytest.raises(InvalidUsageError, match=r"no identifier of Python.*Hint: .*no keyword"):
+    with pytest.raises(InvalidUsageError, match=r"not a Python identifier.*Hint: .*no keyword"):
         declare(database)
     assert not database.catalog.all_tables
     assert not database.procedures

@@ -50,14 +50,14 @@ REFUSED = {
     "SELECT * FROM orders WHERE id = 1 OR id = 2": "WHERE has other parts",
     "SELECT * FROM orders, others": "names no table that the procedure takes",
     "SELECT * FROM others": "names no table that the procedure takes",
-    "SELECT DISTINCT * FROM orders": "part that is no access: distinct",
-    "SELECT * FROM orders WHERE id = :name": "a placeholder has a name",
+    "SELECT DISTINCT * FROM orders": "part that is not supported: distinct",
+    "SELECT * FROM orders WHERE id = :name": "a placeholder may not have a name",
     "SELECT wrong FROM orders WHERE id = ?": "orders has no column wrong",
     "SELECT price / 2 FROM orders WHERE id = ?": "a value has other parts",
     "SELECT FROM WHERE": "cannot be read",
-    "UPDATE orders SET price = 1": "WHERE names no single row",
+    "UPDATE orders SET price = 1": "WHERE does not name a single row",
     "DELETE FROM orders WHERE id = ?; DELETE FROM orders WHERE id = ?": "execute takes one statement",
-    "DELETE FROM orders": "WHERE names no single row",
+    "DELETE FROM orders": "WHERE does not name a single row",
     "INSERT INTO orders VALUES (1, 2, 3, 4)": "INSERT names its columns",
     "INSERT INTO orders (id) SELECT 1": "INSERT names its columns",
     "SELECT * FROM orders WHERE id = ? AND amount = ?": "placeholders and values differ in number: 2, 1",
@@ -102,7 +102,7 @@ def test_a_statement_of_no_literal_text_or_in_the_wrong_place_is_refused() -> No
     for body, error in {
         "execute(e.symbol)": "execute takes a literal text",
         'x = execute("DELETE FROM orders WHERE id = 1")': "a statement that writes has no value",
-        'execute("SELECT * FROM orders WHERE id = 1")': "nothing takes what it reads",
+        'execute("SELECT * FROM orders WHERE id = 1")': "nothing uses the rows",
     }.items():
         with pytest.raises(InvalidUsageError, match=error):
             procedure_of(body, market())

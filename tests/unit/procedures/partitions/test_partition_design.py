@@ -214,7 +214,7 @@ def test_the_text_of_a_design_is_read_as_the_design() -> None:
             "stock: {partition_by: item, ranges: 5}",
             "the ranges of a table are a list",
         ),
-        ("database: shop", "database: [", "a design is no YAML"),
+        ("database: shop", "database: [", "a design is not valid YAML"),
         (TEXT, "- a", "a design is a mapping"),
     ],
 )
@@ -235,7 +235,7 @@ def test_an_unusable_design_is_refused(old: str, new: str, fact: str) -> None:
         ("{partition_by: item}", "{replicated: true, indexes: [item]}", "is partitioned or replicated"),
         ("sell: ['(store, item)', item]", "sell: [store]", "not routed as the design says.*declare route="),
         ("sell:", "sel:", "the design has an unknown procedure.*did you mean 'sell'"),
-        ("sell: ['(store, item)', item]", "sell: 5", "the routes of a design name attributes"),
+        ("sell: ['(store, item)', item]", "sell: 5", "the routes of a design must name attributes"),
     ],
 )
 def test_what_the_engine_cannot_carry_is_refused(old: str, new: str, fact: str) -> None:

@@ -355,8 +355,8 @@ def test_nulls_and_what_is_hidden_behind_them_need_no_partition() -> None:
 @pytest.mark.parametrize(
     ("route", "plain", "fact"),
     [
-        ("e.", False, "a route is no expression"),
-        (["e.store", 3], False, "a route is no expression"),
+        ("e.", False, "a route is not an expression"),
+        (["e.store", 3], False, "a route is not an expression"),
         ("store", False, "store is not defined"),
         ("stock[e.store, 1].item", False, "stock is not defined"),
         ("e.name", False, "the column route 0 is integer, the value is text"),
@@ -374,7 +374,7 @@ def test_unusable_routes_are_refused(route: Any, plain: bool, fact: str) -> None
 
 def test_a_route_needs_a_partitioned_table() -> None:
     database = shop()
-    with pytest.raises(InvalidUsageError, match="a route is for partitioned tables"):
+    with pytest.raises(InvalidUsageError, match="a route needs a partitioned table"):
 
         @database.procedure(event="item bigint", route="e.item")
         def reprice(e: Any, items: Any) -> Any:
@@ -393,7 +393,7 @@ def test_ranges_of_the_command_line_have_the_type_of_the_column(
 
 @pytest.mark.parametrize("texts", [["stock"], ["stock=1", "stock=2"], ["stock=x"], ["stock="]])
 def test_unusable_ranges_of_the_command_line_are_refused(texts: list[str]) -> None:
-    with pytest.raises(InvalidUsageError, match=r"no ranges of a table|does not fit"):
+    with pytest.raises(InvalidUsageError, match=r"not ranges of a table|does not fit"):
         read_ranges(shop().tables, texts)
 
 
