@@ -495,8 +495,8 @@ def test_a_row_of_a_window_is_not_kept_from_one_turn_of_a_loop_to_the_next() -> 
         (5, 2, "at", "not a multiple"),
         (4, 2, "name", "the time of a window"),
         (4, 2, "nothing", "the time of a window"),
-        ("4s", "2s", None, "no integer"),
-        ("4s", "2s", "at", "no integer"),
+        ("4s", "2s", None, "not an integer"),
+        ("4s", "2s", "at", "not an integer"),
         ("4s", "3s", "ts", "not a multiple"),
     ],
 )

@@ -196,7 +196,7 @@ def test_the_text_of_a_design_is_read_as_the_design() -> None:
     ("old", "new", "fact"),
     [
         ("database: shop", "database: shops", "the design is of another database"),
-        ("partitions: 3", "partitions: many", "a design has a number of partitions"),
+        ("partitions: 3", "partitions: many", "a design needs a number of partitions"),
         ("partitions: 3", "partitions: 0", "this is no number of partitions"),
         ("partitions: 3", "partition: 3", "did you mean 'partitions'"),
         ("partitions: 3", "", "a design lacks a field"),
