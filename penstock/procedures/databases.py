@@ -139,7 +139,7 @@ class Database:
         Parameters
         ----------
         name : str
-            The name.
+            The name of the stream.
         columns : str
             The columns as Spark's DDL; see `table`.
 
@@ -168,7 +168,7 @@ class Database:
         Parameters
         ----------
         name : str
-            The name.
+            The name of the window.
         columns : str
             The columns as Spark's DDL; see `table`.
         size, slide : int, str or timedelta
@@ -216,7 +216,7 @@ class Database:
         Parameters
         ----------
         function : callable
-            The function.
+            The function that becomes the procedure.
         event : str or StreamSpec, optional
             The event's attributes, possibly arrays, as Spark's DDL; or the stream whose rows are the events.
         returns : str, optional
@@ -302,7 +302,7 @@ class Database:
         Parameters
         ----------
         name : str
-            The name.
+            The name of the workflow.
         *parts : Procedure or Nested
             The procedures, in any order. Procedures that do not depend on each other run in the given order.
 
@@ -419,7 +419,7 @@ class Database:
         Raises
         ------
         InvalidUsageError, CorruptDataError, UnavailableError
-            See `open`; also if the location holds no database.
+            As in `open`, or if the location holds no database.
         """
         from penstock.procedures.replicas.replica import Replica
 
@@ -431,7 +431,7 @@ class Database:
         Parameters
         ----------
         location : str or path
-            The location that is `requests` of `penstock.transactions`. Requests wait there for the query.
+            The value of `requests` in `penstock.transactions`. Requests wait at this location for the query.
         timeout : str or timedelta
             The maximum time that a call waits for its answer.
 

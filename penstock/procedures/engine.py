@@ -54,7 +54,7 @@ class TableSet:
     Parameters
     ----------
     specs : iterable of TableSpec
-        The tables.
+        The declarations of the tables.
 
     Attributes
     ----------
@@ -302,7 +302,7 @@ class Run:
     Parameters
     ----------
     state : TableSet
-        The tables.
+        The tables over which the program runs.
     program, events, bounds
         See `TableSet.run`.
     """

@@ -94,7 +94,7 @@ class Procedure:
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The name of the procedure."""
         return self.text.name
 
     def __call__(self, *arguments: Any) -> Any:

@@ -90,7 +90,7 @@ class TableRows:
     Parameters
     ----------
     spec : TableSpec
-        The table.
+        The declaration of the table.
     texts : TextNumbers
         The interned texts, which all tables of a bucket share.
     """

@@ -138,7 +138,7 @@ class Column:
     name : str
         The name, an identifier of Python.
     type : pyarrow.DataType
-        The type.
+        The Arrow type of the column.
     kind : Kind
         The kind of the values; for lists, of the elements. Kernels see a timestamp as microseconds since
         1970, a date as days, and a decimal of at most 18 digits as an integer of these digits.
@@ -266,7 +266,7 @@ class RelationSpec:
     name : str
         The name, an identifier of Python.
     columns : tuple of Column
-        The columns.
+        The columns in the order of the declaration.
     """
 
     name: str

@@ -19,7 +19,7 @@ from penstock.sql.expression import did_you_mean
 __all__ = ["ANY_ORDER", "ResultRows", "batch_column", "program_for", "transaction_schema"]
 
 ANY_ORDER = "any"
-"""The transactions may run in any order; only the results show the order that was chosen."""
+"""With this order, transactions may run in any order. The results show in which order they ran."""
 
 _OURS = (pa.field("bucket", pa.int32()), pa.field("transaction", pa.int64()))
 _PLACE = (pa.field("batch", pa.int64()), pa.field("forwarded", pa.bool_()))

@@ -102,7 +102,7 @@ def explain_procedure(
     Parameters
     ----------
     text : ProcedureText
-        The procedure.
+        The text of the procedure.
     tables : mapping
         The tables that the procedure accesses, by name.
     program : Program or PlainProgram, optional

@@ -21,7 +21,7 @@ __all__ = ["Operation", "OperationMode", "operations_of"]
 
 
 class OperationMode(StrEnum):
-    """The operations of TStream's Table II, and writes that require a missing or an existing row."""
+    """The operations of TStream's Table II; INSERT and DELETE require a missing or an existing row."""
 
     READ = "READ"
     WRITE = "WRITE"
@@ -103,7 +103,7 @@ def operations_of(text: ProcedureText, keys: Mapping[str, tuple[str, ...]]) -> t
     Parameters
     ----------
     text : ProcedureText
-        The procedure.
+        The text of the procedure.
     keys : mapping
         The columns of the key of each table.
     """
@@ -114,7 +114,7 @@ def operations_of(text: ProcedureText, keys: Mapping[str, tuple[str, ...]]) -> t
 
 
 class _Finder:
-    """Traces a procedure once, and loops twice, because one iteration may pass values to the next."""
+    """Traces each statement once, but loop bodies twice: one iteration may pass values to the next."""
 
     def __init__(self, keys: Mapping[str, tuple[str, ...]]) -> None:
         self.keys = keys

@@ -31,7 +31,7 @@ def _attributes(program: Program) -> set[str]:
 
 
 def attributes_of(program: Program, access: Access) -> tuple[str | None, ...]:
-    """Return, for each key column of an access, the event attribute from which it comes, or None."""
+    """Return, for each key column of an access, the event attribute that supplies its value, or None."""
     return tuple(attribute_of(program, origin) for origin in access.origins)
 
 

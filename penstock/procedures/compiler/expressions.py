@@ -77,7 +77,7 @@ class Expressions(ABC):
         return self.check_null(self.value(node))
 
     def check_null(self, value: Value, reason: str = NULL) -> Value:
-        """Reject the transaction if a value is null."""
+        """Write lines that reject the transaction if a value is null."""
         if value.null is None:
             return value
         self.out.fail(value.null, reason)
@@ -275,7 +275,7 @@ class Expressions(ABC):
         return Value(elements.column.kind, value, null, elements.column.name)
 
     def check_list(self, elements: ListOf) -> ListOf:
-        """Reject the transaction if a list is null."""
+        """Write lines that reject the transaction if a list is null."""
         if elements.missing is not None:
             self.out.fail(elements.missing, NULL)
         return elements

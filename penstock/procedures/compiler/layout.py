@@ -43,8 +43,11 @@ __all__ = [
 ]
 
 FACTS = ("used", "free", "live", "gone", "shift")
-"""The numbers in ``t0_facts``: slots that hold or have held a row, free slots, rows, deleted keys; then the
-shift of the hash index."""
+"""The names of the numbers in ``t0_facts``.
+
+They count the slots that hold or have held a row, the free slots, the rows, and the deleted keys. The last
+number is the shift of the hash index.
+"""
 
 USED, FREE, LIVE, GONE, SHIFT = range(len(FACTS))
 
@@ -211,7 +214,7 @@ class Layout:
         return replace(value, kind=kind) if fits else value
 
     def as_comparable(self, a: Value, b: Value) -> tuple[Value, Value]:
-        """Return two values as wide decimals of one kind if one of them is a wide decimal."""
+        """Convert two values to one kind of wide decimals if one of them is a wide decimal."""
         return self.as_wide(a, b.kind), self.as_wide(b, a.kind)
 
     def _wide(self, kind: Kind, value: Decimal) -> Value:
@@ -219,7 +222,7 @@ class Layout:
 
     @property
     def arguments(self) -> list[str]:
-        """The names of the kernel's arguments, after the first and the last event."""
+        """The names of the kernel's arguments that follow the range of events."""
         names = ["codes", "control", "texts", "u_op", "u_slot", "u_integer", "u_float", "u_null"]
         for number, column in enumerate(self.event):
             names.append(f"e{number}")

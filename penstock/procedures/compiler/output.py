@@ -19,7 +19,7 @@ _INDENT = "    "
 
 @dataclass(slots=True)
 class _Logged:
-    """Lines that log a write, if the transaction may fail later, and the lines to write otherwise."""
+    """A place for an entry of the undo log: `lines` if the transaction may fail later, else `otherwise`."""
 
     depth: int
     lines: Sequence[str]
@@ -88,18 +88,18 @@ class Output:
         return self.reasons.index(reason) + FIRST_REASON
 
     def fail(self, condition: str, reason: str) -> None:
-        """Reject the transaction if a condition holds."""
+        """Write lines that reject the transaction if a condition holds."""
         with self.block(f"if {condition}:"):
             self.reject(reason)
 
     def reject(self, reason: str) -> None:
-        """Reject the transaction."""
+        """Write lines that reject the transaction."""
         self._rejects.append(len(self._lines))
         self.line(f"code = {self.code_of(reason)}")
         self.line("break")
 
     def need_room(self, condition: str, cause: int) -> None:
-        """Undo the transaction if a condition holds, because an array is too small.
+        """Write lines that undo the transaction if a condition holds, because an array is too small.
 
         `cause` says which array must grow: n for the rows of table n, the number of tables plus n for the
         rows of stream n, -2 - n for the deleted keys of table n, -1 for the undo log.

@@ -49,7 +49,7 @@ REJECTED = "rejected"
 """The column of results with the reason why a transaction was rejected; null if it was committed."""
 
 _LANGUAGE = 1
-"""The version of the language. Raise it only if a text now leads to another state or other results.
+"""The version of the language. Raise it only if the same text now leads to another state or other results.
 
 A compiler that makes another kernel with the same meaning does not raise it: kernels are cached by their
 source, and tables and log have format versions of their own. `tests/golden/programs.json` guards it.
@@ -104,7 +104,7 @@ class Program:
     Parameters
     ----------
     name : str
-        The name.
+        The name of the procedure or workflow.
     tables : tuple of TableSpec
         The tables that the program accesses.
     event : tuple of Column
@@ -134,8 +134,8 @@ class Program:
     transactions : tuple of range
         The stages of each transaction.
     lookups : tuple of str or None
-        For each look-up whose key the event determines: the name of the list, if the keys are elements of a
-        list; otherwise None.
+        For each look-up whose key the event determines: the attribute that is a list of keys, or None if an
+        event has one key.
     access_sets : AccessSets or str
         The access sets of the transactions, or the reason why all of them run serially.
     changes : frozenset of tuple of str
@@ -315,7 +315,7 @@ def compile_route(
     Raises
     ------
     InvalidUsageError
-        If the route needs more than the event, or no table is partitioned by values of its kind.
+        If the route uses anything but the event, or no table is partitioned by values of the route's kind.
     """
     partitions = [
         spec.column(spec.partition_by) for spec in dependencies.tables.values() if spec.partition_by
@@ -385,7 +385,7 @@ def make_program(
 
 
 def event_values(event: tuple[Column, ...]) -> dict[str, Value | ListOf]:
-    """Return the attributes of an event in generated code."""
+    """Return the attributes of an event as values in generated code."""
     values: dict[str, Value | ListOf] = {}
     for number, column in enumerate(event):
         name = f"e{number}"

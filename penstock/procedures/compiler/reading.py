@@ -77,7 +77,7 @@ class ProcedureText:
     Parameters
     ----------
     name : str
-        The name.
+        The name of the procedure.
     tree : ast.FunctionDef
         The syntax tree of the definition, without decorators and docstring.
     file : str

@@ -51,7 +51,7 @@ class Scope:
     Attributes
     ----------
     text : ProcedureText
-        The procedure.
+        The text of the procedure.
     number : int
         The number of the procedure in the program; 0 if it is compiled alone.
     event : mapping
@@ -110,7 +110,7 @@ class Scopes:
     Attributes
     ----------
     stack : list of Scope
-        The procedures.
+        The procedures; each procedure calls the next procedure.
     route : list of Value
         The values of the route that a user names.
     """

@@ -39,7 +39,7 @@ class Found:
     Attributes
     ----------
     table : str
-        The table.
+        The name of the row's table.
     index : tuple of str
         The columns of the index.
     attributes : tuple of str
@@ -74,7 +74,7 @@ class Access:
     Attributes
     ----------
     table : str
-        The table.
+        The name of the row's table.
     key : tuple of str
         The key's columns as expressions of the procedure.
     mode : AccessMode
@@ -130,7 +130,7 @@ class Row:
     Attributes
     ----------
     table : str
-        The table.
+        The name of the row's table.
     slot : str
         An expression for the row's slot; below 0 if there is no row.
     key : tuple of str

@@ -100,7 +100,7 @@ class CommandLog:
     name : str
         The database's name.
     tables : iterable of TableSpec
-        The tables.
+        The tables of the database.
     interval_s : float
         How long calls wait so that other calls become durable in the same sync.
 
@@ -189,7 +189,7 @@ class CommandLog:
         Parameters
         ----------
         handle : Handle
-            The version.
+            The version that the tables include.
         position : int
             The number of calls that the tables include.
         """

@@ -285,7 +285,7 @@ class OpenDatabase:
         procedure : str
             The name of a procedure or workflow.
         events : pyarrow.Table, pyarrow.RecordBatch or dict of columns
-            The events.
+            A row for each event, with the attributes of the event as columns.
         batch : str, optional
             The column that separates the atomic batches of a workflow: consecutive rows with an equal value
             are one batch. By default each row is a batch.

@@ -26,7 +26,7 @@ class OpenPrograms:
     Parameters
     ----------
     database : Database
-        The declarations.
+        The database that declares tables and procedures.
     opened : container of str
         The names of the tables that exist, including hidden tables.
     """

@@ -49,7 +49,7 @@ class StrongRecovery:
     Parameters
     ----------
     state : TableSet
-        The tables.
+        The tables of the database.
     log : CommandLog, optional
         Makes transactions durable. A replica has no log until it takes over.
     """

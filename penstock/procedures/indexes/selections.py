@@ -27,9 +27,9 @@ class Selection:
     Attributes
     ----------
     table : TableCode
-        The table.
+        The table that has the index.
     index : IndexSpec
-        The index.
+        The index that finds the rows.
     equal : tuple of str
         The code of the words that the first columns must equal.
     low, high : str or None

@@ -26,9 +26,9 @@ class TableTrees:
     Parameters
     ----------
     spec : TableSpec
-        The table.
+        The declaration of the table.
     texts : TextNumbers
-        The interned texts.
+        The interned texts of the table's bucket.
     facts : numpy.ndarray
         The facts of the table; from index `root` on, they are the roots of the trees.
     root : int

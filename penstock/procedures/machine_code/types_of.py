@@ -85,7 +85,7 @@ class Types:
     typing : numba.core.typing.Context
         Finds the signatures of functions.
     function : ast.FunctionDef
-        The kernel.
+        The function that is the kernel.
     arguments : sequence of numba.types.Type
         The types of the kernel's arguments.
     space : mapping

@@ -160,7 +160,7 @@ class _Walk:
     Attributes
     ----------
     text : ProcedureText
-        The procedure.
+        The procedure that is searched.
     sources : mapping
         For each attribute of the procedure's event, the attribute of the program's event that supplies it.
     tables : mapping

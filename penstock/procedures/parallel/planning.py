@@ -87,11 +87,11 @@ class Planner:
     Parameters
     ----------
     tables : TableSet
-        The tables.
+        The tables that the transactions access.
     program : Program
-        The program.
+        The program that runs the transactions.
     sets : AccessSets
-        The access sets.
+        The access sets of the program.
     """
 
     def __init__(self, tables: TableSet, program: Program, sets: AccessSets) -> None:

@@ -88,7 +88,7 @@ class Forwarding:
     Parameters
     ----------
     program : Program
-        The program.
+        The program that runs the transactions.
     buckets : int
         The number of buckets.
     order : str
@@ -172,7 +172,7 @@ class Forwarding:
             All events of a micro-batch that need the bucket, in their order, with exactly the columns of the
             program's event.
         bucket : int
-            The bucket.
+            The number of the bucket.
         """
         keys = self._keys(events)
         homes = keys.homes(self.buckets) if self.order == ARRIVAL else keys.alone()
@@ -190,7 +190,7 @@ class Forwarding:
         return Split(own, np.flatnonzero(is_forwarded), forwarded, own_numbers, forwarded_numbers)
 
     def rows(self, state: TableSet, events: pa.RecordBatch, bucket: int) -> dict[str, pa.RecordBatch]:
-        """Return the bucket's rows that forwarded events need, by table; no rows with `copies_buckets`."""
+        """Return the bucket's rows that forwarded events need, by table; with `copies_buckets`, no rows."""
         if self.copies_buckets:
             return {}
         event_keys, found = self._keys(events), dict[str, list[pa.RecordBatch]]()

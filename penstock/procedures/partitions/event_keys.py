@@ -47,11 +47,11 @@ class EventKeys:
     Parameters
     ----------
     program : Program
-        The program.
+        The program that runs the events.
     route : Route
         The route of the program, which has no obstacle.
     events : pyarrow.RecordBatch
-        The events.
+        The events of a call.
     placements : mapping
         The placements of partitioned tables.
     lookup : callable

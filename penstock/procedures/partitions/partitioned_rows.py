@@ -44,9 +44,9 @@ class GatheredTables:
     Parameters
     ----------
     partitions : sequence of TableSet
-        The partitions.
+        The tables of each partition.
     coordinator : TableSet
-        The coordinator.
+        The tables of the coordinator.
     placements : mapping
         The placements of partitioned tables.
 
@@ -191,9 +191,9 @@ def find_rows(
     Parameters
     ----------
     parts : sequence of TableSet
-        The partitions.
+        The tables of each partition.
     table : str
-        The table.
+        The name of the table.
     index : sequence of str
         The columns of the index.
     values : sequence of pyarrow.Array

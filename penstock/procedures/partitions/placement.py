@@ -52,7 +52,7 @@ def _zero(column: Column) -> str | bytes | Decimal:
 
 
 def hash_numbers(numbers: Numbers) -> Numbers:
-    """Return the hash of each value of a kind that is not interned; `numbers_of` makes `numbers`."""
+    """Return a hash of each integer that `numbers_of` returns."""
     codec = KeyCodec([pa.field("key", pa.int64())])
     return codec.encode([pa.array(numbers)]).hashes.view(np.int64)
 
@@ -78,7 +78,7 @@ def find_ranges(values: Numbers, least: Numbers) -> Numbers:
 
 
 def numbers_of(column: Column, values: pa.Array[Any]) -> Numbers:
-    """Return the integers that represent values of a kind that is not interned."""
+    """Convert the values of a column that is not interned to integers."""
     return numpy_column(column, values, TextNumbers())[0].astype(np.int64, copy=False)
 
 

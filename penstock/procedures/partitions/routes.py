@@ -26,7 +26,7 @@ class Keys:
         The origin of each column of the key, or None if it has no origin. If the user names a route, the
         origin may be a column of the results of `Program.route`.
     places : tuple of int
-        The positions in the key of the columns by which the table is partitioned.
+        For each column by which the table is partitioned, its position in the key.
     """
 
     table: str
@@ -133,7 +133,7 @@ def keys_of(program: Program, access: Access, places: tuple[int, ...]) -> Iterat
     Parameters
     ----------
     program : Program
-        The program.
+        The program that makes the access.
     access : Access
         An access of the program.
     places : tuple of int

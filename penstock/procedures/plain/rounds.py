@@ -155,7 +155,7 @@ class PlainRounds(PlainTables):
         stages : sequence of Stage
             The procedures in the order in which they run.
         events : pyarrow.RecordBatch
-            The events.
+            The events of all batches.
         bounds : iterable of int, optional
             The position of the first event of each batch, then the number of events. By default each event
             is a batch.

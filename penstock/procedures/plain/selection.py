@@ -56,9 +56,9 @@ class PlainSelection:
     Parameters
     ----------
     table : PlainTable
-        The table.
+        The table that has the index.
     index : IndexSpec
-        The index.
+        The index that orders the rows.
     equal : tuple
         The values of the first columns.
     low, high : object, optional

@@ -81,7 +81,7 @@ class PlainTable:
     Parameters
     ----------
     spec : TableSpec
-        The table.
+        The declaration of the table.
     journal : list
         A list that all tables share. Before a row changes, its previous content is appended to the list.
     fetch : callable, optional

@@ -1,4 +1,4 @@
-"""Operations that behave differently from Python: integers have 64 bits, and nulls and errors reject."""
+"""Operations that behave differently from Python: integers have 64 bits; nulls and errors are rejections."""
 
 from __future__ import annotations
 

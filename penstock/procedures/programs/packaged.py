@@ -32,7 +32,7 @@ class PackagedProgram:
     Attributes
     ----------
     name : str
-        The short name.
+        The short name of the program.
     summary : str
         The purpose of a transaction.
     database : Database

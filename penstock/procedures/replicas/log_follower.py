@@ -91,7 +91,7 @@ class LogFollower:
     Parameters
     ----------
     database : Database
-        The procedures.
+        The database with the procedures that the log names.
     tables : iterable of TableSpec
         The tables, including hidden tables.
     location : str or path

@@ -70,7 +70,7 @@ def decode_values(texts: Sequence[str], schema: pa.Schema) -> tuple[pa.RecordBat
     texts : sequence of str
         Results of `encode_values`.
     schema : pyarrow.Schema
-        The columns.
+        The columns that the rows get.
     """
     try:
         return _rows(texts, schema), []

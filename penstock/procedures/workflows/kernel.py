@@ -47,7 +47,7 @@ def compile_workflow(
     Parameters
     ----------
     name : str
-        The name.
+        The name of the workflow.
     stages : sequence of Stage
         The procedures in the order in which they run.
     dependencies : Dependencies

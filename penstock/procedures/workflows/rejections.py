@@ -39,7 +39,7 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
     if not codes.any():
         return pa.nulls(len(codes), pa.string())
     if not program.stages:
-        # No event keeps a code between 0 and the first reason.
+        # An event with a code between 0 and the first reason runs again, so no such code is left.
         return take_texts(("",) * (FIRST_REASON - 1) + program.reasons, codes)
     is_rejected = codes > 0
     count = len(program.reasons)

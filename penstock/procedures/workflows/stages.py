@@ -18,7 +18,7 @@ class Stage:
     Parameters
     ----------
     text : ProcedureText
-        The procedure.
+        The text of the procedure.
     stream : str, optional
         The stream that the procedure takes; None for a border procedure, which takes the event.
     results : tuple of Column

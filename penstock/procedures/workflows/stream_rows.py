@@ -25,7 +25,7 @@ class StreamRows:
     Parameters
     ----------
     spec : StreamSpec
-        The stream.
+        The declaration of the stream.
     """
 
     def __init__(self, spec: StreamSpec) -> None:

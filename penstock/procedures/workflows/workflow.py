@@ -40,7 +40,7 @@ class Workflow:
     Parameters
     ----------
     name : str
-        The name.
+        The name of the workflow.
     parts : sequence of Procedure or Nested
         The procedures and nested groups.
     catalog : Catalog

@@ -86,7 +86,7 @@ def guarded_source(program: Program, placements: Mapping[str, Placement], *, und
     Parameters
     ----------
     program : Program
-        The program.
+        The program whose kernel is guarded.
     placements : mapping
         The placements of partitioned tables.
     undo : bool

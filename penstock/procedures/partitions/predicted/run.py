@@ -2,8 +2,8 @@
 
 Results and tables are the same as in a serial run in the order of events:
 
-1. If each transaction accesses only the predicted partitions, the order of `plan` gives the same results as
-   the given order.
+1. If each transaction accesses only the predicted partitions, transactions have the same results in the order
+   of `plan` as in the order of events.
 2. The kernel stops before an access that was not predicted, before an unpredicted write to a replicated
    table, and where a transaction without an undo log is rejected. Then the call is undone, and the caller
    runs the events without predictions.
@@ -48,7 +48,7 @@ __all__ = ["PredictedRuns", "use_predictor"]
 MOST_FORWARDED = 0.5
 """If predictions would forward more than this share of a call, one thread without predictions is as fast."""
 MOST_COPIED = 16
-"""If a call copies or moves more rows than this for each event, this takes longer than predictions save.
+"""If a call must copy or move more rows than this for each event, predictions do not save time.
 
 Calls with more rows to copy have undo logs instead, if the program can have them.
 """
@@ -67,11 +67,11 @@ def use_predictor(
     Parameters
     ----------
     state : TableSet or PartitionedTables
-        The tables.
+        The tables of the open database.
     database : str
         The name of the database.
     predictor : StoredPredictor, optional
-        The predictor.
+        The predictor that the caller of `Database.open` passed.
     routing : mapping of str to str
         The routing attributes of procedures. The predictor does not predict these procedures.
 
@@ -104,9 +104,9 @@ class PredictedRuns:
     Parameters
     ----------
     tables : PartitionedTables
-        The tables.
+        The tables of the database.
     predictor : TransactionPredictor
-        The predictor.
+        Predicts the transactions of each call.
     routing : mapping of str to str
         The routing attributes that the design gives to procedures.
 

@@ -38,7 +38,7 @@ class OltpBenchmark:
     Attributes
     ----------
     name : str
-        The short name.
+        The short name of the benchmark.
     summary : str
         The purpose of the transactions.
     database : Database

@@ -76,7 +76,7 @@ class YcsbScale:
     records : int
         The number of records at first.
     workload : str
-        A letter of `WORKLOADS`.
+        The letter of a workload in `WORKLOADS`.
     """
 
     records: int = 1_000_000
