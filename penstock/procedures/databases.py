@@ -357,9 +357,10 @@ class Database:
         location : str or path, optional
             A directory. Each call is stored there before it returns. By default nothing is stored.
         recovery : str
-            What a workflow logs: only events (``weak``), or each transaction and its input (``strong``).
+            ``weak`` logs only the events of a workflow, ``strong`` logs each transaction with its input.
         commit_interval : str or timedelta
-            How long a call waits to share a sync with other calls; by default until the running sync ends.
+            The time that a call waits to share a sync with other calls; by default it waits only for the
+            running sync.
         partitions : int
             The number of threads, each with its own rows. The number does not change results or tables.
         ranges : mapping of str to sequence, optional
@@ -367,12 +368,11 @@ class Database:
         design : PartitionDesign, str or path, optional
             A result of `penstock.design`, or its YAML file, instead of `partitions` and `ranges`.
         evaluation : str or Evaluation
-            How a ``run`` executes: ``serial``, ``chains``, ``levels``, ``split`` or ``adaptive``. All but
-            ``serial`` use two threads.
+            The mode of ``run``: ``serial``; on two threads ``chains``, ``levels``, ``split``, ``adaptive``.
         predictor : Predictor, optional
             A result of `penstock.predict`, so that fewer transactions are forwarded.
         speculate : bool or str
-            How speculating partitions find conflicts: ``rows`` (or True), ``tables`` or ``occ``.
+            If set, partitions speculate, and find conflicts by ``rows`` (or True), ``tables`` or ``occ``.
 
         Raises
         ------
@@ -412,7 +412,7 @@ class Database:
         location : str or path
             The directory of the database; both machines must be able to read it.
         poll_interval : str or timedelta
-            How often to look for new calls.
+            The time between two looks for new calls.
         partitions, ranges, predictor, speculate
             See `open`. These settings apply to the replica, and to the database after a takeover.
 

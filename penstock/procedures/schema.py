@@ -140,7 +140,7 @@ class Column:
     type : pyarrow.DataType
         The Arrow type of the column.
     kind : Kind
-        The kind of the values; for lists, of the elements. Kernels see a timestamp as microseconds since
+        The kind of the values, or of the elements of lists. Kernels see a timestamp as microseconds since
         1970, a date as days, and a decimal of at most 18 digits as an integer of these digits.
     nullable : bool
         Whether values may be null.

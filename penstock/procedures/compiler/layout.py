@@ -52,7 +52,7 @@ number is the shift of the hash index.
 USED, FREE, LIVE, GONE, SHIFT = range(len(FACTS))
 
 TEXT_BYTES = ("text_offsets", "text_bytes")
-"""The last arguments of a kernel with indexes: the bytes of all texts, by which the indexes order texts."""
+"""The last arguments of a kernel with indexes: the bytes of all texts. The indexes order texts by bytes."""
 
 
 @dataclass(frozen=True)

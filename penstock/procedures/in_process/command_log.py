@@ -102,7 +102,7 @@ class CommandLog:
     tables : iterable of TableSpec
         The tables of the database.
     interval_s : float
-        How long calls wait so that other calls become durable in the same sync.
+        The seconds that calls wait, so that other calls become durable in the same sync.
 
     Attributes
     ----------

@@ -188,7 +188,7 @@ def build_tree(nodes: Nodes, facts: Nodes, root: int, slots: Nodes) -> None:
     """Build the tree of rows; `slots` has them in the order of the index."""
     left = nodes.shape[1] - LINKS
     right = left + 1
-    path = np.empty(slots.shape[0], np.int64)  # the rightmost nodes, the root first
+    path = np.empty(slots.shape[0], np.int64)  # the path from the root to the last row
     depth = 0
     for i in range(slots.shape[0]):
         slot = slots[i]

@@ -53,9 +53,9 @@ def find_homes(starts: Numbers, partitions: Numbers, homes: Numbers) -> int:
 
 @kernel
 def merge_homes(homes: Numbers, partitions: Numbers) -> int:
-    """Add one needed partition of each transaction to the result of `find_homes`, in place.
+    """Update the result of `find_homes` in place: each transaction also needs its partition in `partitions`.
 
-    Return how many transactions need several partitions only because of the added partition.
+    Return how many transactions need several partitions only because of this partition.
     """
     several = 0
     for i in range(homes.shape[0]):

@@ -57,9 +57,9 @@ class GatheredTables:
     limit : int
         The debt at which tables are gathered; see `choose`.
     move_s : dict
-        How many seconds the last move of each table took.
+        The seconds that the last move of each table took.
     moved_s : float
-        How many seconds all moves took together.
+        The seconds that all moves took together.
     """
 
     def __init__(

@@ -150,7 +150,7 @@ class Placement:
 
     @property
     def method(self) -> object:
-        """How a partition is chosen; equal methods put equal values into the same partition."""
+        """The method that chooses a partition; equal methods put equal values into the same partition."""
         return self.ranges
 
     def partitions_of(self, columns: Sequence[Column], values: Sequence[pa.Array[Any]]) -> Numbers:

@@ -36,7 +36,7 @@ HELD_EVENTS = TableSpec(
     ("place",),
     None,
 )
-"""The events of an incomplete atomic batch: one row with an Arrow IPC stream, or no row without events."""
+"""The events of an incomplete atomic batch. The table has one row with an Arrow IPC stream, or no row."""
 
 
 def check_batches(program: Program | PlainProgram) -> None:

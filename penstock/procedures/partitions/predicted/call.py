@@ -155,7 +155,7 @@ class PredictedCall:
         return concat(batches).take(pa.array(back))
 
     def _most_waves(self) -> int:
-        """Return the maximum number of waves; fewer if each wave moves all rows of large tables."""
+        """Return the maximum number of waves, which is smaller if a wave moves all rows of large tables."""
         route = self._tables.route(self._program)
         if route.obstacle is None and route.knows_rows:
             return MOST_WAVES

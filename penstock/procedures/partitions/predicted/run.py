@@ -115,8 +115,8 @@ class PredictedRuns:
     transactions : int
         The number of transactions that ran as predicted.
     forwarded, late, without_undo : int
-        How many of these transactions were forwarded, ran late, or had no undo log. A late transaction runs
-        at the same time as forwarded transactions, in a partition that they have finished with.
+        The numbers of these transactions that were forwarded, ran late, or had no undo log. A late
+        transaction runs at the same time as forwarded transactions, in a partition that they no longer need.
     wrong : int
         The number of calls with a wrong prediction.
     """

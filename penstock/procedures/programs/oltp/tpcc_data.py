@@ -234,4 +234,4 @@ TPCC_BENCHMARK = OltpBenchmark(
     requests,
     CONDITIONS,
 )
-"""TPC-C, with the mix of its specification; a unit is a warehouse."""
+"""TPC-C with the mix of its specification; the unit of scale is a warehouse."""
