@@ -49,7 +49,7 @@ def check_codes(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> None:
     InvalidUsageError
         If a code has no value.
     """
-    # Processes that plan or commit for Spark do not need it, and it is slow to load.
+    # Import here: the module is slow to load, and processes that plan or commit for Spark do not need it.
     import pyarrow.compute as pc
 
     for array in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):

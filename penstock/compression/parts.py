@@ -15,7 +15,7 @@ __all__ = ["Parts", "ends_of", "parts_of"]
 
 
 class Parts(NamedTuple):
-    """The range of the parts that hold some values, and the payload offsets of all parts."""
+    """The range of parts that hold the requested values, and the payload offsets of all parts."""
 
     first: int
     last: int

@@ -365,7 +365,7 @@ class BlockReader:
 
 
 def blocks_in(path: Path) -> Iterator[TableBlock]:
-    """Read the blocks of a file one at a time, so that its size does not matter.
+    """Read the blocks of a file one at a time, so that memory holds only one block.
 
     Raises
     ------

@@ -107,7 +107,7 @@ def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
     location = pipeline.query.checkpoint
     if location is None or "://" in location or not any(Path(location).glob("graph-*.json")):
         return
-    from penstock.checkpointing.graph.directory import GraphDirectory  # few checks have a checkpoint
+    from penstock.checkpointing.graph.directory import GraphDirectory  # few checked pipelines have state
     from penstock.dataflow.checkpoint import check_same_shape
     from penstock.dataflow.shape import shape
     from penstock.jobs.pipelines.graph import graph_of

@@ -201,7 +201,7 @@ def _compare(console: Console, duration: int, dashboard: Dashboard | None) -> li
             "spark.sql.shuffle.partitions": str(_CORES),
             "spark.driver.memory": "1g",
             "spark.log.level": "OFF",
-            # Spark searches the text of a stopped foreachBatch's error with a deeply recursive pattern.
+            # When a foreachBatch is stopped, Spark searches its error with a pattern that needs a deep stack.
             "spark.driver.extraJavaOptions": "-Xss64m",
         }
         spark, ours = open_session("penstock demo", settings)

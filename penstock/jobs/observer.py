@@ -67,7 +67,7 @@ class Observer:
             self._deliveries.append((at_us, sequences.astype(np.int64)))
 
     def samples(self, at_us: Integers) -> list[Sample]:
-        """Return the staleness at each of the ascending moments `at_us`."""
+        """Return the staleness at each moment of `at_us`, which ascends."""
         with self._lock:
             deliveries = list(self._deliveries)
         next_place = self._first.copy()

@@ -115,7 +115,7 @@ def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
     UnavailableError
         If the JVM does not start.
     """
-    # The package pyspark-client, for Spark Connect alone, does not have them.
+    # Import here, because the package pyspark-client (for Spark Connect only) does not have these names.
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -300,7 +300,7 @@ def _stop(spark: SparkSession, signals: StopSignals) -> None:
     try:
         try:
             if signals.received is not None:
-                # A query that starts when its context ends prints a trace of Java.
+                # Stop queries first: a query that starts while its context ends prints a Java stack trace.
                 for query in spark.streams.active:
                     query.stop()
         finally:
@@ -351,10 +351,10 @@ def session(
 ) -> Iterator[SparkSession]:
     """Provide a Spark session that is ready for Penstock, and stop it at the end of the block.
 
-    Called on the driver. If there is no active session, and neither ``spark-submit`` nor a Spark installation
-    configures the run, Spark runs on this machine with all its cores, without its web interface, with eight
-    shuffle partitions, with warm Python workers, and logs only fatal errors. An active session is used
-    unchanged and is not stopped. The formats ``market`` and ``pstream`` are registered.
+    Call this function on the driver. If there is no active session, and neither ``spark-submit`` nor a Spark
+    installation configures the run, Spark runs on this machine with all its cores, without its web interface,
+    with eight shuffle partitions, with warm Python workers, and logs only fatal errors. An active session is
+    used unchanged and is not stopped. The formats ``market`` and ``pstream`` are registered.
 
     In the block, Ctrl-C or SIGTERM ends the program quietly with exit code 130 or 143, after the ``finally``
     blocks; inside `penstock.run` it ends the query between two batches. A second signal ends the program at

@@ -29,9 +29,9 @@ _STOPPING = b"stopping; another signal ends the process at once\n"
 class StopSignals(AbstractContextManager["StopSignals"]):
     """Record SIGINT and SIGTERM in `received`; the second signal ends the process at once.
 
-    Used on the driver's main thread; in other threads it does nothing. When Spark's context starts, it
-    replaces the handler of SIGINT, so call `take` after that. Blocks may be nested. A signal that the inner
-    block received is also passed to the outer block.
+    Use this object on the driver's main thread; in other threads it does nothing. When Spark's context
+    starts, it replaces the handler of SIGINT, so call `take` after that. Blocks may be nested. A signal that
+    the inner block received is also passed to the outer block.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            # Not an exception, because clean-up code would print it. A restart recovers.
+            # End without an exception, because clean-up code would print it. A restart recovers.
             os._exit(128 + number)
         self.received = number
         self._noted.put(None)

@@ -247,7 +247,7 @@ class WindowAccumulator:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The windows and groups that the numbers of window groups stand for.
+    """The mapping from the numbers of window groups to windows and groups.
 
     Attributes
     ----------

@@ -33,7 +33,7 @@ def _assign_codes(values: Ints, table: Any, distinct: Any, codes: Any, most: int
     The number of slots of `table` is a power of two, and at least twice `most`. Each slot is -1 at first.
     """
     mask = np.uint64(table.shape[0] - 1)
-    # The highest bits of a product depend on all bits of its factors.
+    # Use the highest bits of the product as the hash, because they depend on all bits of the value.
     unused = np.uint64(65 - bit_length(np.uint64(table.shape[0])))
     count = 0
     for i in range(values.shape[0]):

@@ -89,7 +89,7 @@ class Packed(NamedTuple):
         The first values, which have no predecessor: one for DELTA and XOR, two for DELTA_OF_DELTA.
     exceptions : (sub-blocks,) or (0,) int16
         The number of offsets that do not fit; empty without patching.
-    positions, highs : (exceptions in all,) int16 and of the values' width
+    positions, highs : (all exceptions,) int16 and of the values' width
         The positions of exceptions in the sub-block, and their bits beyond the width.
     payload : Bytes
         The sub-blocks, one after the other.
@@ -263,7 +263,7 @@ def _pack(
     deltas = np.empty_like(signed)
     zero = values.dtype.type(0)
     all_bits = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * values.itemsize)
-    # A literal is a separate type, for which callees would also be compiled.
+    # Convert literals: Numba gives a literal a type of its own, and would compile callees for it, too.
     used: Any = np.int64(0)
     exception_count: Any = np.int64(0)
     for b in range(widths.shape[0]):
@@ -349,7 +349,7 @@ def _unpack(
     out: Any,
 ) -> None:
     """Undo `_pack`. `exceptions` is empty without patching."""
-    # A literal is a separate type, for which callees would also be compiled.
+    # Convert literals: Numba gives a literal a type of its own, and would compile callees for it, too.
     used: Any = np.int64(0)
     exception_count: Any = np.int64(0)
     for b in range(widths.shape[0]):

@@ -32,7 +32,7 @@ def _prefetch(typing: Any, values: Any, at: Any) -> Any:
         place = builder.gep(start, [builder.mul(arguments[1], ir.Constant(_INT64, size))])
         kind = ir.FunctionType(ir.VoidType(), [place.type, _INT32, _INT32, _INT32])
         load = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
-        # For a write, into all levels of the data's cache.
+        # Prefetch for a write, into all levels of the data cache.
         builder.call(load, [place, *(ir.Constant(_INT32, number) for number in (1, 3, 1))])
         return context.get_dummy_value()
 

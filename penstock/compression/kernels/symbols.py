@@ -167,9 +167,9 @@ def learn_symbols(
     symbols, sizes : arrays of `MOST_SYMBOLS` words and bytes
         The symbols and their bytes, by code.
     shorts, longs, infos
-        `shorts`, indexed by the next 2 bytes: the code and size of a short symbol. `longs`, indexed by slot:
-        a longer symbol. `infos`, indexed by slot: its code, its size, and the number of bits of a word to
-        ignore.
+        `shorts` has, for each value of 2 bytes, the code and size of a short symbol. `longs` has a longer
+        symbol for each slot. `infos` has, for the same slots, the symbol's code, its size, and the number of
+        bits of a word to ignore.
     """
     words, lengths = np.empty(_MOST_CANDIDATES, np.uint64), np.empty(_MOST_CANDIDATES, np.uint8)
     gains, table = np.empty(_MOST_CANDIDATES, np.int64), np.empty(2 * _MOST_CANDIDATES, np.int16)
@@ -233,7 +233,7 @@ def _end_lane(
     out: Bytes,
     to: Any,
 ) -> Any:
-    """Encode the rest of a lane, and append its codes to the previous lane's; return their end."""
+    """Encode the rest of a lane, and append its codes to the codes of the previous lane; return their end."""
     while at < end:
         word = _word(source, at)
         info = _look_up(word, shorts, longs, infos)

@@ -152,7 +152,7 @@ def _compare(offsets: Any, source: Bytes, text: Bytes, equal: Any) -> None:
     padded = equal.shape[0]
     while padded and np.int64(offsets[padded - 1]) + 8 > source.shape[0]:
         padded -= 1
-    # Branch-free at the end of most texts, because the branch could not be predicted.
+    # Compare the last word of most texts without a branch, because the branch could not be predicted.
     for i in range(padded):
         begin: Any = np.int64(offsets[i])
         size: Any = np.int64(offsets[i + 1]) - begin
@@ -183,7 +183,7 @@ def _assign_codes(
     """
     has_rows = selection.shape[0] > 0
     mask = np.uint64(table.shape[0] - 1)
-    # The highest bits of a product depend on all bits of its factors.
+    # Use the highest bits of the product as the hash, because they depend on all bits of the text.
     unused = np.uint64(65 - bit_length(np.uint64(table.shape[0])))
     count = 0
     for i in range(codes.shape[0]):

@@ -25,10 +25,10 @@ _HINT: Final = (
 def check_shared_places(spark: SparkSession, pipeline: Pipeline, document: Document | None = None) -> None:
     """Check that the workers of a cluster see the local files and directories of a pipeline.
 
-    Called on the driver. Does nothing in local mode, or if Spark does not take a path without a file system
-    as a local path. The driver puts an empty file into each output directory, and a job with one task per
-    core looks for these files. So a directory that only has the same name on another machine is found out.
-    Workers that start later are not checked.
+    This function runs on the driver. It does nothing in local mode, or if Spark does not take a path without
+    a file system as a local path. The driver puts an empty file into each output directory, and a job with
+    one task per core looks for these files. So a directory that only has the same name on another machine is
+    found out. Workers that start later are not checked.
 
     Raises
     ------

@@ -152,7 +152,7 @@ def ingest(
             goal=goal,
             interval=interval,
         )
-        # Otherwise a signal would abort the parsers halfway with an error.
+        # With pyarrow's own handlers, a signal would abort the parsers halfway with an error.
         pa.enable_signal_handlers(False)
         with StopSignals() as signals, ProgressLine(quiet=quiet, live=sys.stderr.isatty()) as report:
             ingest_sources(settings, report, lambda: signals.received is not None)

@@ -151,7 +151,7 @@ def serve(
             server = DatabaseServer(
                 made, host, port, token=token, certificate=certificate, commit_interval=commit_interval
             )
-            # A collection of all objects would stop the server for long, and these objects stay.
+            # Exempt these objects from later collections: they stay, and a full collection takes long.
             gc.collect()
             gc.freeze()
             try:

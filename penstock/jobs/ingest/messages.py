@@ -160,7 +160,7 @@ def _join(
 ) -> tuple[bytes, np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Return the content of messages as lines without blank lines, and where each message ends."""
     if isinstance(records, JsonRecords):
-        # Line breaks in a JSON text are outside of its strings.
+        # A JSON text has line breaks only outside of its strings, so spaces can replace them.
         lines = [
             b" ".join(message.content.split(b"\n")) + b"\n" if message.content.strip() else b""
             for message in messages

@@ -385,7 +385,7 @@ def _read_json(lines: bytes, schema: pa.Schema | None, block_bytes: int) -> pa.T
             explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
         ),
     )
-    # pyarrow accepts any bytes as text.
+    # Check that texts are UTF-8, because pyarrow's parser accepts any bytes.
     rows.validate(full=True)
     return rows
 

@@ -395,8 +395,7 @@ class ArrowFile(TableFile):
     """A file in one of Arrow's IPC formats, file or stream."""
 
     def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        # Not mapped: if another process truncated a mapped file, reading beyond its end would kill this
-        # process.
+        # Do not map the file: if another process truncated it, a read beyond its end would kill this process.
         file = pa.OSFile(str(self._path))
         try:
             reader = pa.ipc.open_file(file)

@@ -220,7 +220,7 @@ def batch_printer(silence_s: float = _SILENCE_S) -> Iterator[Callable[[Batch], N
         if batch.staleness_p95_ms and not explained:
             explained = True
             show(_STALENESS)
-        # Records that are skipped are not among the rows, so half of all records may be good.
+        # `rows_in` may lack the skipped records. Then as many bad records as rows are half of all records.
         if batch.bad_records and batch.bad_records >= batch.rows_in and not warned:
             warned = True
             show(_BAD_RECORDS)

@@ -53,7 +53,7 @@ _COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "committed", "r
 def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = None) -> RunningGraph:
     """Start a pipeline, which runs as a graph.
 
-    Called on the driver. Returns as soon as its queries run.
+    Call this function on the driver. It returns as soon as the pipeline's queries run.
 
     Parameters
     ----------
@@ -160,8 +160,8 @@ def follow(
 ) -> Totals:
     """Wait until a query or a graph ends, and report each of its batches.
 
-    Called on the driver's main thread. A signal stops the query. `follow` waits a few seconds for the running
-    batch to end, then cancels it. A restart from the checkpoint runs a cancelled batch again.
+    Call this function on the driver's main thread. A signal stops the query. `follow` waits a few seconds for
+    the running batch to end, then cancels it. A restart from the checkpoint runs a cancelled batch again.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ def run(
 ) -> Totals:
     """Follow a query, a graph or a pipeline until it ends; print a line for each batch.
 
-    Called on the driver's main thread. It returns when
+    Call this function on the driver's main thread. It returns when
 
     - the query ends: a query with the trigger ``availableNow`` ends when all its input is read and, with
       `drain`, no key waits (Spark's own ``awaitTermination`` does not notice this end);
@@ -366,7 +366,7 @@ def run_to_end(
 ) -> Totals:
     """Run a pipeline until its queries end or SIGINT or SIGTERM stops it.
 
-    Called on the driver's main thread. If this function creates a session, it also stops the session.
+    Call this function on the driver's main thread. If it creates a session, it also stops the session.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.aggregates.sketches import unite_ranges
 
 if TYPE_CHECKING:
-    # Not imported at run time: that module loads kernels, which plans do not need.
+    # This module is not imported at run time, because it loads kernels, which plans do not need.
     from penstock.operators.update_stream.stream import Integers
 
 __all__ = [
@@ -47,7 +47,7 @@ _PURPOSE = "median, percentile and approx_percentile"
 def rank_error(log2_size: int) -> float:
     """Return the rank error of a sketch of a size, as a fraction of the number of values.
 
-    The formula is that of the library (``get_normalized_rank_error``), which was fitted to measurements.
+    The formula comes from the library (``get_normalized_rank_error``); it was fitted to measurements.
     """
     return 2.296 / float(2**log2_size) ** 0.9723
 

@@ -31,7 +31,7 @@ from penstock._extras import need_extra
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 if TYPE_CHECKING:
-    # That module loads kernels, which plans do not need.
+    # This module is not imported at run time, because it loads kernels, which plans do not need.
     from penstock.operators.update_stream.stream import Integers
 
 __all__ = [
@@ -177,8 +177,8 @@ def unite_ranges(
     sketches : sequence
         n sketches.
     low, high : int64 arrays of m
-        Ranges, none empty. Within a group both bounds ascend. The ranges of the next group begin after this
-        group.
+        The bounds of non-empty ranges. Within a group both bounds ascend. The ranges of the next group begin
+        after this group.
     new_union : callable
         Makes an empty union.
     """

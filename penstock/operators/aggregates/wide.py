@@ -1,6 +1,6 @@
 """Integer sums that may exceed 64 bits.
 
-Such a sum has two 64-bit words. The lower word is what 64-bit arithmetic that wraps around would give. A
+Such a sum has two 64-bit words. The lower word is the sum that 64-bit arithmetic with wrap-around gives. A
 column of sums is int64 if every sum fits, and otherwise `WIDE`, which holds both words. So sums that fit take
 no extra space in memory or in checkpoints.
 """

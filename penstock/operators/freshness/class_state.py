@@ -12,7 +12,7 @@ __all__ = ["ClassState", "Stretch", "read_class"]
 _WINDOW_US = 2_000_000
 """The promise is judged over this time, or over twice the limit if that is longer."""
 _SLICES = 4
-"""Micro-batches that ended in the same one of so many slices of the window are remembered as one."""
+"""The number of slices of the window. Micro-batches that end in the same slice are remembered as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Stretch:
     time_us: float
 
     def since(self, begin_us: float) -> Stretch:
-        """Return the part of the stretch since a time, as if keys were equally late at all times."""
+        """Return the part of the stretch after a time, as if lateness were spread evenly over the stretch."""
         if begin_us <= self.began_us:
             return self
         share = (self.ended_us - begin_us) / (self.ended_us - self.began_us)
@@ -75,14 +75,14 @@ class ClassState:
         return sum(one.time_us for one in self.recent)
 
     def at(self, promise: Promise, now_us: int) -> ClassState:
-        """Return the state whose window ends at a time, before anything is known of the last stretch."""
+        """Return the state with the stretches of the window that ends at `now_us`."""
         begin_us = now_us - _window_us(promise)
         return replace(
             self, recent=tuple(one.since(begin_us) for one in self.recent if one.ended_us > begin_us)
         )
 
     def add(self, promise: Promise, newest: Stretch) -> ClassState:
-        """Return the state after a stretch. All of it counts, even if it is longer than the window."""
+        """Return the state after one more stretch, which counts as a whole even if it exceeds the window."""
         kept = self.at(promise, newest.ended_us).recent
         slice_us = _window_us(promise) // _SLICES
         if kept and kept[-1].ended_us // slice_us == newest.ended_us // slice_us:

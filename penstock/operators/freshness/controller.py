@@ -348,7 +348,7 @@ def plan(
         needs.append(work_us / most_us if most_us > 0.0 else math.inf)
     most = max(_FIRST_ROWS, int(_ROWS_GROWTH * state.reached))
     rows = int(budget_us / fit.cost_us)
-    if dearest_us:  # so few that the usual cycle is exceeded only if the rows are this expensive
+    if dearest_us:  # serve so few rows that the cycle has the usual length even if rows are this expensive
         rows = min(rows, math.ceil(max(budget_us, trial_us) / dearest_us))
     rows = max(min(rows, most), 1)
     if state.left and max(needs) > 1.0 and doubted is None and not fit.is_certain:
@@ -392,7 +392,9 @@ def settle(
     fit, classes = state.fit, []
     if served:
         sample = serving_us / served
-        known = min(fit.row_us or sample, _LONGEST_JUMP * sample)  # kernels may have been compiled
+        known = min(
+            fit.row_us or sample, _LONGEST_JUMP * sample
+        )  # an earlier cycle may have compiled kernels
         row_us = known + _LEARNING * (min(sample, _LONGEST_JUMP * known) - known)
         fit = replace(fit, row_us=max(row_us, 1e-3))
     # Expect the same time as in the last cycle, because a fit learns only a part of each cycle.

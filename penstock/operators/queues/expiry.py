@@ -7,7 +7,7 @@ late if it is at or before the horizon, because a newer tuple of the key may hav
 goes back in time, and results do not depend on how the input is divided into micro-batches.
 
 Nothing is stored when a key leaves: a reader ignores stored records at or before the stored horizon, except
-those of waiting keys.
+the records of waiting keys.
 
 Most keys are far from the horizon. A *pass* over all keys finds *candidates*: the keys that may leave before
 the horizon has moved by a 16th of the time to live. Until the horizon has moved that far, a micro-batch looks

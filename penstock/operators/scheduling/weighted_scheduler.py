@@ -11,7 +11,7 @@ virtual time V is due at ``V + 1 / s_k``. Serving the key advances V to the key'
 ``1 / S``, where S is the sum of the waiting keys' shares. Without this minimum, keys that arrive together
 would be due together for ever. Keys with the same due time are served in order of arrival. V never decreases,
 so of two keys of equal weight, the later key is never due earlier. If all weights are equal, the order is
-exactly that of `LinkedScheduler`.
+exactly the order of `LinkedScheduler`.
 
 Waiting keys are in a heap. Two keys compare by rank if one of them has cut the line (a negative rank), else
 by due time and then rank.
@@ -157,7 +157,7 @@ def _pop_weighted(
         else:
             out[count] = k
             count += 1
-            # A key that cut was not due yet, so V does not advance.
+            # A key that cut the line was not due yet, so V does not advance.
             if rank[k] >= 0:
                 virtual[0] = max(virtual[0] + ONE / registers[_SHARES], _due(k, start, share))
             registers[_SHARES] -= share[k]

@@ -78,7 +78,7 @@ def run_micro_batches(
     place: str | None = None,
     paced: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Run micro-batches back to back while rows arrive, and yield each of them.
+    """Run micro-batches back to back while rows arrive, and yield each micro-batch.
 
     A micro-batch takes all rows that have arrived when it starts. A bucket runs if rows arrive or wait in it.
 

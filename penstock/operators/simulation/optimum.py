@@ -155,7 +155,7 @@ def find_optimum(
         low, high = float(gains.min()), float(gains.max())
         if high - low <= _TOLERANCE * high:
             return (low + high) / 2.0 / cost / float(weights.sum())
-        # Half a step also converges if keys are served in turns.
+        # Take half steps, which converge even if keys are served in turns.
         values = values + gains / 2.0
         values -= values[0]
     raise InternalError("value iteration does not converge", keys=keys, cost=cost, rounds=_MAX_ROUNDS)

@@ -207,7 +207,7 @@ def write_transactions(
 
 @dataclass(frozen=True)
 class PlannedTransactions:
-    """Transactions in a query. Made on the driver.
+    """Transactions in a query. The driver makes this object.
 
     Parameters
     ----------

@@ -162,7 +162,7 @@ def update_window(
     down to the start of a pane (the greatest common divisor of size and slide). So Penstock emits a window in
     the micro-batch that closes the window, while Spark emits its own windows one micro-batch later. Spark may
     still aggregate a tuple that is later than the delay allows. In append mode, Penstock aggregates such a
-    tuple in those of its windows that are still open. If none is open, and always in lazy and eager mode, the
+    tuple in its windows that are still open. If no window is open, and always in lazy and eager mode, the
     tuple is dropped and counted as late.
 
     Windows of rows are complete when the watermark has passed their last row. A tuple is late if it is older

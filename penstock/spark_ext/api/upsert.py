@@ -43,7 +43,7 @@ def upsert(
 ) -> DataStreamWriter:
     """Return a writer that keeps a table up to date with the newest row of each key.
 
-    Called on the driver. This call checks the table, before anything runs. Each micro-batch is one
+    Call this function on the driver. It checks the table before anything runs. Each micro-batch is one
     transaction if the store has transactions. A row replaces the stored row of its key unless the stored row
     is newer. For equal times the later micro-batch wins. So it is harmless if Spark runs a micro-batch again.
 
@@ -115,7 +115,7 @@ def upsert(
 
 @dataclass(frozen=True)
 class UpsertWriter:
-    """Writes micro-batches to a table. Used on the driver.
+    """Writes micro-batches to a table. The driver uses this object.
 
     Parameters
     ----------

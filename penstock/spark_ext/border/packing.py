@@ -32,7 +32,7 @@ _SIDE = b"penstock.side"
 """The key in a parcel's schema metadata for the rows' side."""
 
 _NEWEST = b"penstock.newest"
-"""The key in a parcel's schema metadata for the newest time of a task's rows, in all buckets."""
+"""The key in a parcel's schema metadata for the newest time of all rows of a task, whatever their buckets."""
 
 DROPPED = "dropped"
 """The side of a parcel with rows that were dropped before the shuffle, in their final form."""

@@ -57,7 +57,7 @@ class BucketCopies:
                 self._handles[bucket] = stores[bucket].load(pointer, self.state)
                 continue
             handle = stores[bucket].catch_up(pointer, self.state, held)
-            if handle is None:  # deleted rows would otherwise stay, so read all again
+            if handle is None:  # read all rows again, because deleted rows would stay
                 self.state, self._handles = TableSet(self._specs), {}
                 self.follow(stores, pointers)
                 return

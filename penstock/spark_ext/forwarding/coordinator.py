@@ -43,7 +43,7 @@ __all__ = ["Coordinator"]
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Stage 2 of transactions over several buckets, for ``mapInArrow``. Made on the driver, used in workers.
+    """Stage 2 of transactions over several buckets, for ``mapInArrow``. Workers use it.
 
     In each micro-batch, one task gets the exports and results of all buckets. It passes on the results
     unchanged.

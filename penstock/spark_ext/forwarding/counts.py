@@ -29,9 +29,9 @@ def count_transactions(
 ) -> TransactionCounts:
     """Count the transactions that a query has run, and how many of them it has forwarded.
 
-    Called on the driver. For a query or graph, the counts cover the micro-batches that Spark still reports
-    (see `penstock.metrics`); for a checkpoint, all committed micro-batches. A checkpoint is read without
-    Spark if it uses Spark's default state store.
+    Call this function on the driver. For a query or graph, the counts cover the micro-batches that Spark
+    still reports (see `penstock.metrics`); for a checkpoint, all committed micro-batches. A checkpoint is
+    read without Spark if it uses Spark's default state store.
 
     Parameters
     ----------

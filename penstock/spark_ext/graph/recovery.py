@@ -61,8 +61,8 @@ class QueryStreams:
 class GraphRecovery:
     """One recovery of a graph: the constructor runs phases 1 to 3, `record_commit` ends phase 4.
 
-    Used on the driver, before the queries start and while they run. After a crash during a recovery, the next
-    start recovers again.
+    The driver uses this object before the queries start and while they run. After a crash during a recovery,
+    the next start recovers again.
 
     Parameters
     ----------

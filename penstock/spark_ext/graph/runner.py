@@ -66,8 +66,8 @@ def start(
 ) -> RunningGraph:
     """Run a graph: one streaming query for each p-stream that it writes, and one for its results.
 
-    Called on the driver. Returns when the queries run; their first micro-batches may still be running. With
-    an existing checkpoint, the graph recovers and continues, exactly once.
+    Call this function on the driver. It returns when the queries run; their first micro-batches may still be
+    running. With an existing checkpoint, the graph recovers and continues, exactly once.
 
     Parameters
     ----------

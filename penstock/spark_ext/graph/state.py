@@ -73,7 +73,7 @@ def find_state(
 ) -> FoundState:
     """Find the state from which a query continues; see the module.
 
-    Called on the driver, before the query starts.
+    The driver calls this function before the query starts.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def _ask(checkpoint: str, held_by_spark: HeldBySpark | None) -> Held:
 
 
 def _select_pointers(stored: Held, files: Files, buckets: int) -> dict[int, Pointer]:
-    """Return the pointers of the operator by bucket; none at all if one of them is uncertain."""
+    """Return the pointers of the operator by bucket. If any pointer is uncertain, return no pointers."""
     pointers_by_bucket = pointers_of(stored, files, buckets)
     if pointers_by_bucket is not None:
         return pointers_by_bucket

@@ -45,7 +45,7 @@ def decode_kafka(
     """Decode the values of Kafka's records into columns.
 
     The records may come from a source, or from an update queue over a source. After a queue, only the records
-    that leave the queue are decoded. Called on the driver when a query is built.
+    that leave the queue are decoded. Call this function on the driver, when a query is built.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ __all__ = ["OwnOperator"]
 
 @dataclass(frozen=True)
 class OwnOperator:
-    """A user-defined operator as an `Operator` of a bucket's task. Made on the driver, sent to the workers.
+    """A user-defined operator as an `Operator` of a bucket's task. The driver sends it to the workers.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ from penstock.spark_ext.border.spark_versions import (
 __all__ = ["MarketDataSource"]
 
 _BATCH_ROWS: Final = 65_536
-_START_US: Final = 1_136_298_600_000_000  # 2006-01-03 14:30 UTC: a year's first trading day opens
+_START_US: Final = 1_136_298_600_000_000  # 2006-01-03 14:30 UTC: the opening of the year's first trading day
 
 _NAMES: Final = {
     name.lower(): name
@@ -356,8 +356,8 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         self._check(start)
         is_first_call, self._start_us = self._start_us is None, start["startTime"]
         if is_first_call and self._options.rows is None and start["row"] == self._first_row:
-            # Another process begins with another row, but takes the end from the checkpoint. So the first
-            # micro-batch has no rows, also if it runs again.
+            # Make the first micro-batch empty. If another process runs it again, that process starts at a
+            # later row, but takes the end from the checkpoint, so the micro-batch is empty again.
             return start
         row = start["row"]
         end = self._available(start)

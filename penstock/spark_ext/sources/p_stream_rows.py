@@ -66,7 +66,7 @@ def open_stream(options: WriteOptions, schema: StructType, *, overwrite: bool = 
 
 
 class SegmentRows:
-    """Writes a task's rows. Made on the driver, used in workers by one task at a time.
+    """Writes a task's rows. The driver makes this object; one task at a time uses it in a worker.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def _coder(goal: str, identity: str) -> Coder:
 
 @dataclass(frozen=True)
 class OperatorRows:
-    """Writes an operator's results into a p-stream. Made on the driver, used in workers.
+    """Writes an operator's results into a p-stream. The driver makes this object; workers use it.
 
     Parameters
     ----------

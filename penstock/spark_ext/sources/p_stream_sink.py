@@ -180,7 +180,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if self._stream is None:
             stream = self._stream = PStream(self._options.path)
             if self._file_system is not None and isinstance(stream.files, LocalFiles):
-                # Only entries need a sync of all files; segments of a compaction are synced on their own.
+                # Only log entries need a sync of all files, because a compaction syncs its segments itself.
                 files = replace(stream.files, sync=self._sync)
                 stream.log = CommitLog(files.child("log"), stream.cleanup)
         else:
@@ -249,7 +249,7 @@ def _check_same_rows(stream: PStream, writer: str, batch: int, segments: Sequenc
         [block.read(names, piece.first, piece.stop) for piece, block in blocks], stream.schema
     )
     theirs = pa.Table.from_batches(stream.read(commits[-1].offset, commits[-1].end), stream.schema)
-    # For Arrow, NaN differs from NaN.
+    # Compare values as texts, because Arrow treats NaN as different from NaN.
     if not (rows.equals(theirs) or repr(rows.to_pylist()) == repr(theirs.to_pylist())):
         raise CorruptDataError(
             "the results of a micro-batch that runs again differ from those in the p-stream",

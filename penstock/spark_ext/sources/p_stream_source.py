@@ -287,11 +287,11 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
                 location=plan.stream.files.location,
                 hint="give the option reader a name of its own, so that a micro-batch can run again",
             )
-        self._target: int | None = None  # where an AvailableNow run ends
+        self._target: int | None = None  # the row at which an AvailableNow run ends
         self._is_known = False
         self._releases = Releases()
         self._released = 0
-        self._pending_batches = rule.batches  # the first batch of a start is released
+        self._pending_batches = rule.batches  # so that the first micro-batch of a start is released
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out state that only the driver's process uses."""
@@ -407,7 +407,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
 
 def _end_within(pieces: Sequence[Piece], row: int, max_bytes: int) -> int:
-    """Return the end row of p-units with at most `max_bytes` in all, and at least one p-unit."""
+    """Return the end row of the first p-units that have at most `max_bytes` together; at least one p-unit."""
     size = 0
     for number, piece in enumerate(pieces):
         size += piece.size_bytes

@@ -255,7 +255,7 @@ def _cast(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: ParquetF
             made.append(column)
             continue
         if _is_int96(opened, field.name):
-            # Spark's legacy timestamps, which Arrow reads as local times.
+            # Arrow reads Spark's legacy timestamps as times without a zone, but they are in UTC.
             column = column.cast(pa.timestamp("us", "UTC"))
         if not fits(column.type, field.type):
             raise _unlike(file, field, kind)

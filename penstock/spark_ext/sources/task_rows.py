@@ -36,7 +36,7 @@ _SWEEP_BATCHES = 64
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Commits rows of tasks to a p-stream. Made on the driver, used in workers.
+    """Commits rows of tasks to a p-stream. The driver makes this object; workers use it.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def _same_rows(ours: pa.Table, theirs: pa.Table) -> bool:
 
 @dataclass(frozen=True)
 class LateStream:
-    """Writes the rows that an operator drops to a p-stream. Made on the driver, used in workers.
+    """Writes the rows that an operator drops to a p-stream. The driver makes this object; workers use it.
 
     The columns are the columns of the input, `REASON`, and `WATERMARK` if the operator has a watermark.
 

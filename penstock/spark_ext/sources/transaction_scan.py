@@ -39,7 +39,7 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class TransactionScan:
-    """The work of a reader's task for transactions. Made on the driver, used in workers.
+    """The work of a reader's task for transactions. The driver makes this object; workers use it.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class TransactionScan:
 
 @dataclass(frozen=True)
 class PieceReader:
-    """Reads rows from the locations that readers passed on. Made on the driver, used in workers.
+    """Reads rows from the locations that readers passed on. The driver makes this object; workers use it.
 
     Parameters
     ----------

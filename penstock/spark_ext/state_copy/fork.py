@@ -52,9 +52,9 @@ def fork_state(
 ) -> Fork:
     """Copy a query at a committed micro-batch, so that a second query continues from it.
 
-    Called on the driver; starts no JVM. The copy is a new checkpoint and a new directory in the state
-    location. Nothing of the old query changes, and it may run during the copy. If the call is interrupted at
-    any point, call it again with the same arguments, and it continues.
+    This function runs on the driver and starts no JVM. The copy is a new checkpoint and a new directory in
+    the state location. Nothing of the old query changes, and it may run during the copy. If the call is
+    interrupted at any point, call it again with the same arguments, and it continues.
 
     Parameters
     ----------

@@ -76,10 +76,10 @@ def migrate_state(
 ) -> Migrated:
     """Copy the query of a queue, union, join, windows or user-defined operator, with more or wider columns.
 
-    Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
-    directory in the state location, nothing of the old query changes, and an interrupted call continues if it
-    is repeated. Then start the query with the new checkpoint and the new columns. Waiting tuples have null in
-    added columns, and so do the rows of a user-defined operator's tables.
+    This function runs on the driver and starts no JVM. As with `fork_state`, the copy is a new checkpoint and
+    a new directory in the state location, nothing of the old query changes, and an interrupted call continues
+    if it is repeated. Then start the query with the new checkpoint and the new columns. Waiting tuples have
+    null in added columns, and so do the rows of a user-defined operator's tables.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def _convert(state: QueueState, columns: StructType, key: set[str]) -> QueueStat
 
 
 def _convert_rows(old: pa.Table, columns: StructType, left_out: set[str]) -> pa.Table:
-    """Return stored tuples with new columns, after Penstock's own columns, which stay."""
+    """Return stored tuples with new columns. Penstock's own columns come first and do not change."""
     ours = [name for name in old.schema.names if name.startswith(RESERVED_PREFIX) and name != SOURCE_COLUMN]
     fields = [field for field in as_arrow_schema(columns) if field.name not in left_out]
     present = set(old.schema.names)

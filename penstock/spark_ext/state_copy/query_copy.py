@@ -288,7 +288,7 @@ def _read_plan(unfinished: Path, arguments: Mapping[str, Any], at: int | None) -
         plan: dict[str, Any] = json.loads(bytes(LocalFiles(unfinished).read(_PLAN)))
     except FileNotFoundError:
         return None
-    # Plans of version 0.1.0 have no change.
+    # Plans of version 0.1.0 have no field `change`.
     if any(plan.get(name) != value for name, value in arguments.items()) or at not in {None, plan["batch"]}:
         raise InvalidUsageError(
             "an unfinished copy to this place has other arguments",

@@ -89,9 +89,9 @@ def _no_checkpoint(checkpoint: str) -> InvalidUsageError:
 def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> dict[int, Pointer]:
     """Return the pointers of the newest committed micro-batch by bucket, without empty buckets.
 
-    Called on the driver. Reads the pointers immediately; the query may be running. Spark numbers its stateful
-    operators and does not store Penstock's names. So the operator of a pointer is found by the directory that
-    holds the pointer's file.
+    This function runs on the driver and reads the pointers immediately. The query may be running. Spark
+    numbers its stateful operators and does not store Penstock's names. So the operator of a pointer is found
+    by the directory that holds the pointer's file.
 
     Parameters
     ----------

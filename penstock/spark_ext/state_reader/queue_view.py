@@ -42,7 +42,7 @@ _STORED = {
 """The columns stored with a tuple, and their types; the first two are set only while the key waits."""
 
 _UNKNOWN = {"seen_us": NEVER, "interval_us": 0, "dequeued_us": 0, "delivered_us": 0}
-"""The stored values that stand for null."""
+"""The stored values that mean null."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class QueueView:
 
     def new_state(self) -> KeyedQueue:
         """See `StateView.new_state`."""
-        # Places are stored with shares, so weights may change at a restart.
+        # The stored places include the shares of keys, so the weights themselves are not needed.
         weights = KeyWeights(self.stream, {}) if self.by_key else None
         if self.semantics is Semantics.UPDATE:
             return UpdateQueue(self.stream, self.policy, weights=weights)

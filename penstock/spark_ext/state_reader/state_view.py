@@ -24,7 +24,7 @@ __all__ = ["NEVER", "Ours", "StateView", "Stored", "displayed_schema", "numbers"
 
 
 class StateView(Protocol):
-    """Shows the state of one operator as rows. Made on the driver, sent to the workers.
+    """Shows the state of one operator as rows. The driver makes this object and sends it to workers.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ def _column(text: str) -> StructField | None:
             kind = DataType.fromDDL(rest)
         except PySparkException:
             continue
-        # Spark reads two words as a column of a table.
+        # Spark parses a text of two words as a table with one column, not as a type.
         if not isinstance(kind, StructType) or rest.startswith("struct<"):
             return StructField(name, kind)
     return None

@@ -125,7 +125,7 @@ class WindowView:
         """See `StateView.new_state`."""
         if self.mode is WindowMode.APPEND:
             return new_panes(self.layout)
-        # Only the shares matter, not the weights that they come from.
+        # The stored state includes the shares of keys, so the weights themselves are not needed.
         return UpdateWindows(self.layout, self.mode, self.policy, "" if self.weighted else None)
 
     def rows(self, state: Panes | UpdateWindows, unit: PUnit) -> list[pa.Array[Any]] | None:

@@ -141,7 +141,7 @@ class TaskShare:
 
 
 class Operator(Protocol[S]):
-    """The operator of a bucket's task. Made on the driver, sent to the workers."""
+    """The operator of a bucket's task. The driver makes this object and sends it to workers."""
 
     def specification(self) -> dict[str, Any]:
         """Return the settings that are fixed for the life of a checkpoint, as JSON values."""
@@ -170,7 +170,7 @@ class GrowingOperator(Protocol):
 
 @dataclass(frozen=True)
 class BucketTask(Generic[S]):
-    """The task of a stateful operator's buckets. Made on the driver, sent to the workers.
+    """The task of a stateful operator's buckets. The driver makes this object and sends it to workers.
 
     Parameters
     ----------

@@ -79,7 +79,7 @@ class QueueOperator:
             "arrival": self.stream.arrival,
             "policy": str(self.options.policy),
             "schema": list(self.columns),
-            # The number 1, which no column's name equals, stands for weights by key. Such weights may change.
+            # 1 stands for weights by key, because no column's name is a number. These weights may change.
             "weight": self.stream.weight if self.weights is None else 1,
             "semantics": None if semantics == Semantics.UPDATE else str(semantics),
             # A budget needs timeouts, with which Spark's own state has a different schema.

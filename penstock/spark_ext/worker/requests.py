@@ -63,7 +63,7 @@ _KEPT = "kept"
 
 @dataclass(frozen=True)
 class PlannedRequests:
-    """The requests of a query. Made on the driver.
+    """The requests of a query. The driver makes this object.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ class Answers(Protocol):
 
 @dataclass(frozen=True)
 class AnswerWriter:
-    """Publishes the answers of a bucket. Made on the driver, used in workers.
+    """Publishes the answers of a bucket. The driver makes this object; workers use it.
 
     Parameters
     ----------

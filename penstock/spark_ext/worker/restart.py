@@ -268,7 +268,7 @@ def _check_whole(checkpoint: str | None) -> None:
 def check_writer(writer: DataStreamWriter) -> None:
     """Check Penstock's operators in a query against its checkpoint, without starting it.
 
-    Called on the driver, before the first of several queries that belong together starts.
+    The driver calls this function before the first of several queries that belong together starts.
 
     Raises
     ------

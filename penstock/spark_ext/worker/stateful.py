@@ -76,7 +76,7 @@ _HELD_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stateful:
-    """A stateful operator's name, buckets and state location in a query. Made on the driver.
+    """A stateful operator's name, buckets and state location in a query. The driver makes this object.
 
     Parameters
     ----------

@@ -135,7 +135,7 @@ class WindowOperator:
             "mode": str(options.mode),
             "policy": str(options.order),
             "budget": "some" if options.limits != Budget() else "none",
-            # The number 1, which no column's name equals, stands for weights by key. Such weights may change.
+            # 1 stands for weights by key, because no column's name is a number. These weights may change.
             "weight": 1 if isinstance(self.weights, KeyWeights) else self.weights,
             "on_silent": options.on_silent,
         } | self.settings

@@ -62,13 +62,13 @@ QUEUE_BOOKED, APPLICATION_BOOKED, DELIVERED, IN_SERVICE = 14, 15, 16, 17
 WAITED, ROWS, ROOM, DIRTY = 18, 19, 20, 21
 KEY_ROW_WIDTH = 22
 
-# Registers.
+# Indices into `registers`.
 SIZE, SLIDE, BLOCK_ROWS, EAGER, SPARE = 0, 1, 2, 3, 4
 READY_HEAD, READY_TAIL, LAST_RANK, HELD, EVENTS = 5, 6, 7, 8, 9
 KEYS, LATE, COMPLETED, DISREGARDED, ROWS_HELD, READIES = 10, 11, 12, 13, 14, 15
 REGISTERS = 16
 
-# Columns of blocks and of slots.
+# The columns of `blocks`, and the columns of `slots`.
 NEXT, PREVIOUS, DQ, NQ = 0, 1, 2, 3
 PANE, MARK, FRESH, ENTRY = 0, 1, 2, 3
 
