@@ -28,7 +28,7 @@ class Input(Protocol):
     schema: StructType
 
     def find_end(self, start: Offset | None) -> Offset | None:
-        """Return the offset after the last row that exists now; `start` if there are no new rows."""
+        """Return the end of the rows for the next micro-batch; `start` if there are no new rows."""
 
     def read(self, start: Offset | None, end: Offset) -> Iterator[pa.RecordBatch]:
         """Yield the rows from `start` to before `end`, in Spark's types."""

@@ -48,7 +48,7 @@ _VERSION = "v1"
 _KEPT_BATCHES = 100
 """The number of newest micro-batches whose files are kept, as in Spark."""
 _COMPACTED_ENTRIES = 10
-"""In a log of entries, every file with a number of this interval also holds all earlier entries."""
+"""In a log of entries, the tenth, twentieth, ... file also holds all earlier entries."""
 
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 _SETTINGS = {

@@ -232,7 +232,7 @@ class CommitLog:
             A function that returns an entry to follow all entries of the log, or None if there is nothing to
             add. It is called again after other processes have added entries.
         holds : callable
-            A function that returns whether the log has the entry's effect. It decides if the entry is gone.
+            A function that returns whether the log has the entry's effect, called if the entry is gone.
         """
         while True:
             self.refresh()

@@ -44,7 +44,7 @@ def renew(known: ReaderClaim | None, start: int, stop: int) -> ReaderClaim:
 
 
 def keep_view(claimed: ReaderClaim, commits: Sequence[Commit], end: int) -> ReaderClaim:
-    """Change a claim so that its rows before `end` are read from these commits.
+    """Return a claim, changed so that its rows before `end` are read from these commits.
 
     Rows that the claim already keeps do not change.
     """

@@ -41,7 +41,7 @@ __all__ = ["CompactionResult", "compact"]
 _LOGGER = logging.getLogger(__name__)
 
 _MARKS = 64
-"""About the number of marks that a compaction keeps. A mark is an offset with a time, to date deletes."""
+"""About the number of marks that a compaction keeps. A mark is an offset with the time of its commit."""
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 
