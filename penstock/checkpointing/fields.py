@@ -160,7 +160,7 @@ class Fields:
                 if type(value) is not int or value < 0 or value > FOREVER:
                     sound = False
             if not sound:
-                raise self.damage_error(key, f"lists of {length} whole numbers, as number {number} is not")
+                raise self.damage_error(key, f"lists of {length} whole numbers, but list {number} is not")
         return rows
 
     def objects(self, key: str | int) -> Iterator[Fields]:

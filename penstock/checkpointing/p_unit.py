@@ -124,7 +124,7 @@ class PUnit:
             and [*map(_narrow, block.schema.types)] != [*map(_narrow, schema.types)]
         ):
             raise CorruptDataError(
-                "a block's columns differ from the stored ones",
+                "a block's stored columns differ from the expected columns",
                 block=name,
                 stored=_describe_schema(block.schema),
                 expected=_describe_schema(schema),
@@ -132,7 +132,7 @@ class PUnit:
         for one, column in zip(schema, block.columns, strict=True):
             if column.null_count and not one.nullable:
                 raise CorruptDataError(
-                    "a block has nulls in a column that has none", block=name, column=one.name
+                    "a block has nulls in a column that allows none", block=name, column=one.name
                 )
         if block.schema.types == schema.types:
             return block
@@ -318,7 +318,7 @@ def _parts(
         streams[entry["name"]] = at, stream
         at = end + _padding(end)
     if at != size or any(content[i] for i in _padding_positions(_HEADER_AT + header_size, fields)):
-        raise CorruptDataError("the file has bytes that no block names", file=file, offset=at)
+        raise CorruptDataError("the file has bytes that belong to no block", file=file, offset=at)
     return version, fields, streams
 
 

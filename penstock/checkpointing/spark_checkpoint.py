@@ -275,7 +275,7 @@ class _Checkpoint:
             raise CorruptDataError(
                 "no micro-batch of the checkpoint is whole",
                 file=self.files.location,
-                hint="restore the checkpoint with all that the query wrote, or start with a new one",
+                hint="restore the checkpoint with all that the query wrote, or start with a new checkpoint",
             )
         return self._list_deletions(-1, committed=-1)
 

@@ -93,7 +93,9 @@ def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
         for name in ("sep", "quote"):
             if len(known[name]) != 1:
                 raise InvalidUsageError(
-                    "the local engine takes only one character", options=name, hint="use engine: spark"
+                    "the local engine takes only one character for an option",
+                    options=name,
+                    hint="use engine: spark",
                 )
     return known
 

@@ -123,7 +123,7 @@ class LocalQuery:
                 query=self.name,
                 was=len(offsets),
                 now=len(self._inputs),
-                hint="set the pipeline back, or start with a new checkpoint",
+                hint="restore the earlier pipeline, or start with a new checkpoint",
             )
         return offsets
 

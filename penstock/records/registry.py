@@ -75,7 +75,7 @@ class SchemaRegistry:
         if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
             raise InvalidUsageError(
                 "the address of the schema registry is not valid",
-                hint="write it as https://HOST:PORT, and give user and password by themselves",
+                hint="write it as https://HOST:PORT, and pass user and password as separate arguments",
             )
         if (self.user is None) != (self.password is None) or (self.user is not None and self.token):
             raise InvalidUsageError(

@@ -136,7 +136,7 @@ def _divide(node: Tree, rows: Rows) -> Value:
 def _int_divide(node: Tree, rows: Rows) -> Value:
     left, right = evaluate_node(node.parts[0], rows), _divisor(node, rows)
     if left.type not in INTEGERS or right.type not in INTEGERS:
-        raise UnsupportedError(f"it divides {left.type} by {right.type} without remainder")
+        raise UnsupportedError(f"it uses DIV on {left.type} and {right.type}")
     rows.fails |= right.as_py() == -1
     return pc.divide_checked(left.cast(pa.int64()), right.cast(pa.int64()))
 
@@ -144,7 +144,7 @@ def _int_divide(node: Tree, rows: Rows) -> Value:
 def _modulo(node: Tree, rows: Rows) -> Value:
     left, right = to_common_numbers(rows, evaluate_node(node.parts[0], rows), _divisor(node, rows))
     if left.type not in INTEGERS:
-        raise UnsupportedError("it takes a remainder of floats")
+        raise UnsupportedError("it computes a remainder of floats")
     if right.as_py() == -1:
         return pc.multiply(left, pa.scalar(0, left.type))
     return pc.subtract(left, pc.multiply(pc.divide(left, right), right))
@@ -313,7 +313,7 @@ def _function(name: str, *kinds: pa.DataType) -> Callable[[Tree, Rows], Value]:
 
     def compute(node: Tree, rows: Rows) -> Value:
         if len(node.parts) != 1:
-            raise UnsupportedError(f"it uses {node.value} of several values")
+            raise UnsupportedError(f"it uses {node.value} without exactly one argument")
         value = evaluate_node(node.parts[0], rows)
         if value.type not in kinds:
             raise UnsupportedError(f"it uses {node.value} of {value.type}")

@@ -73,7 +73,7 @@ def number_literal(node: Tree, rows: Rows) -> Value:
         number = float(digits) if kind in FLOATS else int(digits)
         return pa.scalar(_check_fits(number, kind), kind)
     if suffix:
-        raise UnsupportedError("it has a number of another kind")
+        raise UnsupportedError("it has a number with an unsupported suffix")
     if "E" in text:
         return pa.scalar(_check_fits(float(text), pa.float64()), pa.float64())
     if "." not in text:
@@ -82,7 +82,7 @@ def number_literal(node: Tree, rows: Rows) -> Value:
     decimal = Decimal(text)
     _, digits, exponent = decimal.as_tuple()
     if len(digits) > _MAX_DIGITS or -int(exponent) > _MAX_DIGITS:
-        raise UnsupportedError("it has a number of many digits")
+        raise UnsupportedError("it has a number with too many digits")
     return pa.scalar(decimal)
 
 
@@ -228,7 +228,7 @@ def are_exact(kinds: list[pa.DataType]) -> bool:
     decimals = [_DECIMALS.get(kind, kind) for kind in kinds]
     whole = max(kind.precision - kind.scale for kind in decimals)
     if whole + max(kind.scale for kind in decimals) > _MAX_PRECISION:
-        raise UnsupportedError("it compares decimals of many digits")
+        raise UnsupportedError("it compares decimals with too many digits")
     return True
 
 
@@ -259,7 +259,7 @@ def _equal_text(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
 def check_boolean(value: Value) -> Value:
     """Return a boolean value; refuse a value of another type."""
     if value.type != pa.bool_():
-        raise UnsupportedError(f"it takes {value.type} for true or false")
+        raise UnsupportedError(f"it uses {value.type} as a condition")
     return value
 
 

@@ -93,7 +93,7 @@ class BucketFiles:
         names = [link.pointer.file_name for link in before] + [name for _, name in superseded]
         names += [snapshot.pointer.file_name] if snapshot else []
         if any(number_of(name) is None for name in names):
-            raise CorruptDataError("the file names others outside its directory", file=path)
+            raise CorruptDataError("the file refers to files outside its directory", file=path)
         return Handle((*before, Link(pointer, size_bytes)), base, superseded, before_it, snapshot)
 
     def _restore(self, state: State, links: Sequence[Link], units: Iterable[PUnit]) -> None:

@@ -124,7 +124,7 @@ class BucketStore(BucketFiles):
         snapshots: SnapshotRule | None = None,
     ) -> None:
         if retain_versions < 1:
-            raise InvalidUsageError("less than one version is retained", retain_versions=retain_versions)
+            raise InvalidUsageError("at least one version must be retained", retain_versions=retain_versions)
         super().__init__(files)
         self.retain_versions = retain_versions
         self._background = background

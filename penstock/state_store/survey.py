@@ -253,7 +253,7 @@ def _open(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
     handle, unit = store.read_version(pointer)
     if handle.parent is not None and handle.parent.version != pointer.version - 1:
         path = store.files.path_of(pointer.file_name)
-        raise CorruptDataError("the file names a parent that is not the version before", file=path)
+        raise CorruptDataError("the file's parent is not the previous version", file=path)
     return handle, unit
 
 

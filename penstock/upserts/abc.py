@@ -54,7 +54,9 @@ class Columns:
                     "an upsert names an unknown column", column=name, known=", ".join(self.schema.names)
                 )
         if not self.key or self.time in self.key:
-            raise InvalidUsageError("an upsert needs a key, and a time that is not part of it", key=self.key)
+            raise InvalidUsageError(
+                "an upsert needs a key, and a time that is not part of the key", key=self.key
+            )
         kind = self.schema.field(self.time).type
         if not (
             pa.types.is_integer(kind)

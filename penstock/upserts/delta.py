@@ -45,7 +45,7 @@ class DeltaTarget(UpsertTarget):
         if not DeltaTable.is_deltatable(self.name):
             if not create:
                 raise InvalidUsageError(
-                    "there is no such table", table=self.name, hint="make it, or set create to true"
+                    "there is no such table", table=self.name, hint="create the table, or set create to true"
                 )
             DeltaTable.create(self.name, self._schema)
         existing = pa.schema(DeltaTable(self.name).schema().to_arrow())

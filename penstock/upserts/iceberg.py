@@ -78,7 +78,7 @@ class IcebergTable(UpsertTarget):
         except NoSuchTableError:
             if not create:
                 raise InvalidUsageError(
-                    "there is no such table", table=self.name, hint="make it, or set create to true"
+                    "there is no such table", table=self.name, hint="create the table, or set create to true"
                 ) from None
             with suppress(TableAlreadyExistsError):
                 self._create()

@@ -59,7 +59,7 @@ def absolute_location(location: str | os.PathLike[str]) -> str:
         If `location` is not a path.
     """
     if not isinstance(location, str | os.PathLike):
-        raise InvalidUsageError("a location is no path", got=type(location).__name__)
+        raise InvalidUsageError("a location is not a path", got=type(location).__name__)
     text = os.fspath(location)
     return text if _URI.match(text) else os.fspath(Path(text).absolute())
 

@@ -65,7 +65,9 @@ class ObjectFiles(UriFiles):
                 raise ConflictError("the file exists already", file=self.path_of(name)) from None
             return
         raise UnavailableError(
-            "others create and delete this file all the time", file=self.path_of(name), tries=_MAX_CREATES
+            "other processes keep creating and deleting this file",
+            file=self.path_of(name),
+            tries=_MAX_CREATES,
         )
 
     def read(self, name: str) -> Content:

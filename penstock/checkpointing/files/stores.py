@@ -61,7 +61,7 @@ def open_store(uri: str) -> tuple[Any, str]:
     if own is None:
         if _stores:
             raise InvalidUsageError(
-                "this process was forked from one that had used an object store",
+                "this process was forked from a process that had used an object store",
                 location=redact_secrets(uri),
                 hint="start processes by 'spawn' or 'forkserver', or fork before the first use",
             )
@@ -91,11 +91,11 @@ def _connect(uri: str) -> tuple[Any, str]:
         try:
             settings |= s3a_settings(bucket, settings, os.environ)
         except ValueError:
-            raise _refusal(uri, "fs.s3a.endpoint is no address", "write https://host:port") from None
+            raise _refusal(uri, "fs.s3a.endpoint is not an address", "write https://host:port") from None
     try:
         limit = timedelta(seconds=float(parameters.get("retry_limit_seconds", _RETRY_LIMIT_S)))
     except ValueError:
-        raise _refusal(uri, "retry_limit_seconds is no number", "write seconds, such as 30") from None
+        raise _refusal(uri, "retry_limit_seconds is not a number", "write seconds, such as 30") from None
     try:
         made = getattr(store, f"{kind}Store")(
             bucket,

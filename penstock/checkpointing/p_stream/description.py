@@ -73,7 +73,7 @@ class Description(NamedTuple):
                 "the p-stream was created with another key, time, delete_when or keep_deletes",
                 location=location,
                 has=self.update_log,
-                hint="leave them out, or give them as they were",
+                hint="leave these options out, or give their original values",
             )
 
 

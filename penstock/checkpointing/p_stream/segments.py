@@ -375,7 +375,7 @@ def read_blocks(
             )
             if block.rows != piece.rows or block.size_bytes != piece.size_bytes:
                 raise CorruptDataError(
-                    "a p-unit is not the one that was committed",
+                    "a p-unit differs from the committed p-unit",
                     file=files.path_of(piece.segment),
                     offset=piece.at,
                 )

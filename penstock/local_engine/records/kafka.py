@@ -116,7 +116,7 @@ class KafkaInput(RecordInput):
             raise InvalidUsageError(
                 "Kafka's client refuses its settings",
                 reason=error.args[0].str(),
-                hint="the local engine uses librdkafka, whose settings are not all those of the Java client",
+                hint="the local engine uses librdkafka, which lacks some settings of the Java client",
             ) from None
 
     def _note_trouble(self, error: Any) -> None:
@@ -162,25 +162,25 @@ class KafkaInput(RecordInput):
         facts = {"topic": partition[0], "partition": partition[1], "offset": offset, "first_offset": low}
         if self._options.fails_on_loss:
             raise InvalidUsageError(
-                "records of Kafka are gone that the query has not read",
-                hint='options: {failOnDataLoss: "false"} continues without them',
+                "Kafka has deleted records that the query has not read",
+                hint='write options: {failOnDataLoss: "false"} to continue without these records',
                 **facts,
             )
         if (partition, offset) in self._lost:
             return
         self._lost.add((partition, offset))
         text = " ".join(f"{name}={value}" for name, value in facts.items())
-        _LOGGER.warning("records of kafka are gone that the query has not read [%s]", text)
+        _LOGGER.warning("kafka has deleted records that the query has not read [%s]", text)
 
     def _choose_first(self, bounds: Mapping[Partition, tuple[int, int]]) -> dict[Partition, int]:
         start = self._options.start
         given = dict.fromkeys(bounds, start) if isinstance(start, int) else start
         if missing := sorted(bounds.keys() ^ given.keys()):
             raise InvalidUsageError(
-                "the start names other partitions than those to read",
+                "the start does not name exactly the partitions to read",
                 topic=missing[0][0],
                 partition=missing[0][1],
-                hint="name each partition; -2 is its first record, -1 its end",
+                hint="name each partition with an offset; -2 is its first record, -1 is its end",
             )
         if self._options.start_kind == "time":
             return self._find_times(given, bounds)
@@ -205,10 +205,10 @@ class KafkaInput(RecordInput):
             if offset < 0:
                 if self._options.late_start == "error":
                     raise InvalidUsageError(
-                        "a partition has no record as new as the start",
+                        "all records of a partition are older than the start",
                         topic=partition[0],
                         partition=partition[1],
-                        hint="startingOffsetsByTimestampStrategy: latest starts at its end",
+                        hint="write startingOffsetsByTimestampStrategy: latest to start at its end",
                     )
                 found[partition] = bounds[partition][1]
         return found

@@ -130,7 +130,7 @@ def _client_settings(client: dict[str, str]) -> dict[str, str]:
     ]
     if java:
         raise InvalidUsageError(
-            "only Kafka's Java client has a setting",
+            "a setting exists only in Kafka's Java client",
             setting=java[0],
             hint="the local engine uses librdkafka: set kafka.ssl.ca.location, or use engine: spark",
         )
@@ -182,7 +182,7 @@ def _parse_pattern(texts: Mapping[str, str]) -> str | None:
         re.compile(pattern or "")
     except re.error as error:
         raise InvalidUsageError(
-            "subscribePattern is no regular expression", reason=error.msg, position=error.pos
+            "subscribePattern is not a regular expression", reason=error.msg, position=error.pos
         ) from None
     return pattern
 
@@ -191,7 +191,7 @@ def _positive(texts: Mapping[str, str], name: str, least: int = 1) -> int | None
     if name not in texts:
         return None
     if not texts[name].isdecimal() or int(texts[name]) < least:
-        raise InvalidUsageError("an option of Kafka's source is no number", option=name, least=least)
+        raise InvalidUsageError("an option of Kafka's source is not a number", option=name, least=least)
     return int(texts[name])
 
 

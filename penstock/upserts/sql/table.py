@@ -164,7 +164,7 @@ class SqlTable(UpsertTarget):
         if existing is None:
             if not create:
                 raise InvalidUsageError(
-                    "there is no such table", table=self.name, hint="make it, or set create to true"
+                    "there is no such table", table=self.name, hint="create the table, or set create to true"
                 )
             self._make(self._table, columns.schema)
         elif missing := [name for name in columns.names if name not in existing]:

@@ -145,7 +145,9 @@ def test_misspelt_and_wrong_options_of_files_are_found(
     if problem is None:
         check_pipeline(file, [])
         local = problems_of(file, "engine=local", "source.options={sep: ';;'}")
-        assert any("the local engine takes only one character: options=sep" in one for one in local)
+        assert any(
+            "the local engine takes only one character for an option: options=sep" in one for one in local
+        )
     else:
         assert f"source.options: {problem}" in problems_of(file)
 

@@ -413,7 +413,7 @@ def test_an_upsert_keeps_a_table_up_to_date(tmp_path: Path) -> None:
 def test_hints_fit_a_pipeline_in_yaml(tmp_path: Path) -> None:
     append(tmp_path / "in", updates(3))
     sink = {"type": "upsert", "to": f"sqlite:///{tmp_path}/t.db", "table": "newest"}
-    with pytest.raises(InvalidUsageError, match="Hint: make it, or set create to true"):
+    with pytest.raises(InvalidUsageError, match="Hint: create the table, or set create to true"):
         run_to_end(pipeline(tmp_path, queue=QUEUE, sink=sink))
 
 

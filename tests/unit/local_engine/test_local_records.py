@@ -376,11 +376,11 @@ def test_options_of_sparks_connector_are_known() -> None:
     [
         ({"subscribe": "a", "startingOfsets": "latest"}, "did you mean startingoffsets"),
         ({"subscribe": "a", "startingOffsets": "first"}, "is not JSON of topics"),
-        ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "is no number"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "is not a number"),
         ({"subscribe": "a", "kafka.auto.offset.reset": "latest"}, "is fixed"),
         ({"subscribe": "a", "kafka.ssl.truststore.location": "x"}, "only Kafka's Java client"),
         ({"subscribe": "a", "failOnDataLoss": "no"}, "is wrong"),
-        ({"subscribePattern": "("}, "is no regular expression"),
+        ({"subscribePattern": "("}, "is not a regular expression"),
     ],
 )
 def test_wrong_options_of_kafka_are_refused_when_a_pipeline_is_checked(

@@ -26,7 +26,7 @@ def test_arguments_of_another_type_are_told(bank: Database) -> None:
         bank.open(wrong)
     locations: list[Any] = [5, b"bank"]
     for location in locations:
-        with pytest.raises(InvalidUsageError, match=r"a location is no path: got=(int|bytes)"):
+        with pytest.raises(InvalidUsageError, match=r"a location is not a path: got=(int|bytes)"):
             penstock.database("bank", location)
     with pytest.raises(InvalidUsageError, match="the name is not usable: name=5"):
         penstock.database(wrong)

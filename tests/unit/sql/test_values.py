@@ -18,7 +18,7 @@ INTEGERS = pa.chunked_array([[1]])
     [
         (INTEGERS, pa.scalar(None, pa.decimal128(10, 2)), "it compares whole numbers with a null decimal"),
         (DECIMALS, pa.chunked_array([["x"]]), "it combines decimal128(38, 30), string"),
-        (DECIMALS, INTEGERS, "it compares decimals of many digits"),
+        (DECIMALS, INTEGERS, "it compares decimals with too many digits"),
     ],
 )
 def test_comparisons_of_decimals_that_only_spark_makes_have_a_reason(

@@ -101,7 +101,7 @@ def compact(
     log = stream.update_log
     if log is None:
         raise InvalidUsageError(
-            "the p-stream is no update log",
+            "the p-stream is not an update log",
             location=stream.files.location,
             hint="only a p-stream that was created with key= and time= can be compacted",
         )

@@ -141,7 +141,7 @@ class UpdateLog:
                     "an update log takes no rows without a key or time",
                     column=name,
                     rows=missing,
-                    hint="filter them before",
+                    hint="filter these rows before",
                 )
 
     def columns(self, schema: pa.Schema) -> list[str]:

@@ -281,7 +281,7 @@ def test_an_update_log_is_compacted_shown_and_kept_by_gc(tmp_path: Path) -> None
     assert penstock("gc", str(place)).exit_code == 0
     assert {path.name for path in (place / "segments").iterdir()} == before, "readers may need all of them"
     assert len(PStream(place).pieces(0, 120, "r")) == 2
-    assert "is no update log" in penstock("compact", str(plain(tmp_path))).stderr
+    assert "is not an update log" in penstock("compact", str(plain(tmp_path))).stderr
 
 
 def plain(tmp_path: Path) -> Path:
