@@ -5,27 +5,25 @@ task to the driver's process when the task has ended, so the interval of a micro
 micro-batch ends. There the least interval of all buckets becomes the trigger interval of the query. A query
 whose trigger the user has set is left alone.
 
+All queries of a Spark context share one accumulator, because PySpark never forgets an accumulator.
+
 With Spark Connect there are no accumulators, and the process has no access to the query's trigger.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
-from pyspark import Accumulator, AccumulatorParam
+from pyspark import Accumulator, AccumulatorParam, SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.spark_ext.border.connection import is_connect, set_trigger_interval
 
-__all__ = ["Interval", "Intervals", "Pace", "follow", "new_pace"]
+__all__ = ["Interval", "Intervals", "Pace", "follow", "pace_of"]
 
 _LOGGER = logging.getLogger(__name__)
-
-_paces: dict[str, Pace] = {}
-"""The paces that this driver has planned, by the name of their operator in Spark's plans. They stay for the
-life of the process, as Spark's accumulators do, because the same DataFrame may start another query."""
 
 
 class Interval(NamedTuple):
@@ -42,10 +40,15 @@ Intervals: TypeAlias = dict[str, Interval]
 class Pace(AccumulatorParam[Intervals]):
     """Merges the intervals of micro-batches and, on the driver, sets them.
 
-    Made on the driver. Workers have copies, which follow no query.
+    Parameters
+    ----------
+    on_driver : bool
+        Whether this is the driver's own, which keeps and sets only the intervals of queries that it follows.
+        Workers have copies, which only merge.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_driver: bool = False) -> None:
+        self._on_driver = on_driver
         self._queries: dict[str, Any] = {}
         self._set_ms: dict[str, int] = {}
 
@@ -73,12 +76,17 @@ class Pace(AccumulatorParam[Intervals]):
 
     def addInPlace(self, value1: Intervals, value2: Intervals) -> Intervals:
         """Set the newest intervals, and return them. Spark calls this in a separate thread."""
-        newest = dict(value1)
+        newest = {name: one for name, one in value1.items() if self._keeps(name)}
         for name, one in value2.items():
-            known = value1.get(name)
+            if not self._keeps(name):
+                continue
+            known = newest.get(name)
             newest[name] = min(known, one) if known is not None and known.batch == one.batch else one
             self._set(name, newest[name].interval_ms)
         return newest
+
+    def _keeps(self, name: str) -> bool:
+        return name in self._queries or not self._on_driver
 
     def _set(self, name: str, interval_ms: int) -> None:
         """Set the interval of a query, unless it has this interval."""
@@ -100,21 +108,22 @@ def _is_active(query: Any) -> bool:
         return False
 
 
-def new_pace(spark: SparkSession, operator: str) -> Accumulator[Intervals] | None:
-    """Return the accumulator of an operator with a contract, by its name in Spark's plans.
+_paces: WeakKeyDictionary[SparkContext, Accumulator[Intervals]] = WeakKeyDictionary()
 
-    Return None with Spark Connect.
-    """
+
+def pace_of(spark: SparkSession) -> Accumulator[Intervals] | None:
+    """Return the accumulator of all operators with a contract; None with Spark Connect."""
     if is_connect(spark):
         return None
-    pace = _paces[operator] = Pace()
-    return spark.sparkContext.accumulator({}, pace)
+    context = spark.sparkContext
+    if context not in _paces:
+        _paces[context] = context.accumulator({}, Pace(on_driver=True))
+    return _paces[context]
 
 
-def follow(query: Any, operators: Iterable[str]) -> None:
+def follow(query: Any, spark: SparkSession) -> None:
     """From now on, let the contracts of a query that has started set its trigger interval."""
-    for pace in _paces.values():
+    accumulator = pace_of(spark)
+    if accumulator is not None and isinstance(pace := accumulator.accum_param, Pace):
         pace.drop_ended()
-    for operator in operators:
-        if operator in _paces:
-            _paces[operator].follow(query)
+        pace.follow(query)

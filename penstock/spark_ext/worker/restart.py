@@ -209,7 +209,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         except Py4JJavaError as error:  # an unknown sink, or a file system that refuses
             raise failure_of(error, "the query cannot start") from None
         if _TRIGGERS.isdisjoint(settings):
-            follow(query, operators)
+            follow(query, spark)
         try:
             if not has_id:
                 _log_notes(tasks, str(query.id), query.name or query.id)

@@ -32,7 +32,7 @@ from penstock.spark_ext.border.connection import analyzed_plan, check_own_reader
 from penstock.spark_ext.border.parcels import COORDINATOR, PARCELS, SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.foreach_batch import batch_of_setting
-from penstock.spark_ext.pacing import Interval, Intervals, new_pace
+from penstock.spark_ext.pacing import Interval, Intervals, pace_of
 from penstock.spark_ext.sources.wake import add_wake
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.worker.python_workers import prepare_workers
@@ -179,7 +179,7 @@ class Stateful:
             parcels = parcels.to(PARCELS)
         spark = parcels.sparkSession
         planned = plan_task(spark, task, route)
-        pace = new_pace(spark, planned) if paces else None
+        pace = pace_of(spark) if paces else None
         function = _BucketFunction(
             planned, task, waits, rows_of_a_batch(spark), into, coordinator is not None, pace
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
-from itertools import groupby, pairwise
+from functools import partial
+from itertools import count, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
 from penstock.spark_ext.border.connection import is_connect
+from penstock.spark_ext.pacing import Intervals, Pace
+from penstock.state_store.keys.key_words import KeyCodec, buckets_of
 from tests.spark.queries import Place, quotes, wait
 
 pytestmark = pytest.mark.spark
@@ -132,4 +135,81 @@ def test_the_trigger_interval_follows_the_contract(
     place.input.add(quotes_of(5, 7_000))
     place.run_until_drained(queue())
     assert len(place.sequence()) == 3_025
+    assert "trigger interval" not in caplog.text
+
+
+def _keys_of_bucket(bucket: int, count: int) -> list[str]:
+    """Return keys of one of two buckets."""
+    keys = pa.array([f"k{number:05d}" for number in range(4 * count)])
+    place = buckets_of(KeyCodec([pa.field("k", pa.string())]).encode([keys]).hashes, 2)
+    return [key for key, its in zip(keys.to_pylist(), place.tolist(), strict=True) if its == bucket][:count]
+
+
+def test_each_query_of_a_session_has_the_least_interval_of_its_buckets(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if is_connect(spark):
+        pytest.skip("with Spark Connect the trigger interval is fixed")
+    merged_ms: dict[tuple[str, int], int] = {}
+    merge = Pace.addInPlace
+
+    def note_and_merge(pace: Pace, value1: Intervals, value2: Intervals) -> Intervals:
+        newest = merge(pace, value1, value2)
+        merged_ms.update({(name, one.batch): one.interval_ms for name, one in newest.items()})
+        return newest
+
+    monkeypatch.setattr(Pace, "addInPlace", note_and_merge)
+    long, short = Place(tmp_path / "long"), Place(tmp_path / "short")
+    many, few = _keys_of_bucket(0, 3_000), _keys_of_bucket(1, 5)
+    times = count()
+
+    def send(place: Place, keys: list[str]) -> None:
+        place.input.add(quotes([(key, next(times), 1.0) for key in keys]))
+
+    def start(place: Place, limit: str) -> StreamingQuery:
+        df = place.queue(
+            spark, policy="freshest", freshness={"p95": limit}, buckets=2, apply=_quick,
+            output_schema="k string, t long, v double",
+        )  # fmt: skip
+        return place.start(df)
+
+    def is_paced(query: StreamingQuery, place: Place, rows: int) -> bool:
+        """Return whether all rows are served, and the query has the interval of its last micro-batch."""
+        batches = penstock.metrics(query)
+        chosen_ms = round(batches[-1]["interval_ms"]) if batches else 0
+        return chosen_ms > 0 and len(place.sequence()) == rows and _interval_ms(query) == chosen_ms
+
+    send(long, many[:5] + few)
+    send(short, many[:5] + few)
+    queries = [start(long, "60 s")]
+    try:
+        queries.append(start(short, "10 s"))
+        for query, place in zip(queries, (long, short), strict=True):
+            wait(query, partial(is_paced, query, place, 10))
+        # At most a fifth of its own limit, and little work allows more than that of the other.
+        assert _interval_ms(queries[1]) <= 2_000 < _interval_ms(queries[0]) <= 12_000
+        queries[0].stop()
+        # One bucket gets more than a micro-batch serves, and the other one little.
+        send(short, many + few)
+        wait(queries[1], lambda: _interval_ms(queries[1]) == 0)
+        wait(queries[1], lambda: len(short.sequence()) == 3_015)
+        send(short, few)
+        wait(queries[1], lambda: is_paced(queries[1], short, 3_020))
+        batches = penstock.metrics(queries[1])
+        waits = [batch["waiting_keys"] > 0 for batch in batches]
+        assert [batch["interval_ms"] == 0 for batch in batches] == waits
+        assert batches[waits.index(True)]["rows_in"] == 3_005  # of both buckets
+        for batch in batches:
+            assert merged_ms[str(queries[1].id), batch["batch_id"]] == round(batch["interval_ms"])
+        # The other query starts again.
+        queries[0] = start(long, "60 s")
+        send(long, few)
+        wait(queries[0], lambda: is_paced(queries[0], long, 15))
+        assert _interval_ms(queries[0]) > 2_000
+    finally:
+        for query in queries:
+            query.stop()
     assert "trigger interval" not in caplog.text

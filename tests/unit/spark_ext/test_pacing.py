@@ -111,20 +111,27 @@ def test_an_ended_query_is_forgotten_and_its_dataframe_may_start_another(
         def __getattr__(self, name: str) -> bool:
             raise ConnectionRefusedError
 
-    pace, other = Pace(), Pace()
-    monkeypatch.setattr(pacing, "_paces", {"queue_1": pace, "queue_2": other})
+    class Context:
+        def accumulator(self, value: Intervals, pace: Pace) -> Any:
+            return SimpleNamespace(accum_param=pace)
+
+    spark: Any = SimpleNamespace(sparkContext=Context())
+    accumulator = pacing.pace_of(spark)
+    assert accumulator is not None
+    assert pacing.pace_of(spark) is accumulator  # all queries share it: PySpark forgets none
+    pace: Any = accumulator.accum_param
     ended: Any = type("Query", (), {"id": "ended", "isActive": True})()
-    pacing.follow(ended, ["queue_1"])
-    pacing.follow(Lost(), ["queue_1"])
-    _merge(pace, ("ended", 1, 400))
+    pacing.follow(ended, spark)
+    pacing.follow(Lost(), spark)
+    merged = _merge(pace, ("ended", 1, 400), ("unknown", 1, 200))
+    assert merged == {"ended": Interval(1, 400)}
     ended.isActive = False
     at = weakref.ref(ended)
     del ended
-    pacing.follow(QUERY, ["queue_2"])
+    pacing.follow(QUERY, spark)
     assert at() is None
-    assert not pace._queries
-    pacing.follow(QUERY, ["queue_1"])
-    _merge(pace, ("q", 1, 300))
+    assert set(pace._queries) == {"q"}
+    assert pace.addInPlace(merged, {"q": Interval(1, 300)}) == {"q": Interval(1, 300)}
     assert intervals == [("ended", 400), ("q", 300)]
 
 
