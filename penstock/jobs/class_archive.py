@@ -104,7 +104,8 @@ def archive_options() -> dict[str, str]:
 def make_class_archive() -> Path:
     """Run small queries in a separate JVM, and archive the classes that it loads; also compile kernels.
 
-    Takes about half a minute. Replaces an existing archive. Returns its path.
+    This takes about half a minute. The new archive replaces an existing archive. The function returns the
+    path of the archive.
 
     Raises
     ------

@@ -77,7 +77,7 @@ def _option_values(prices: Any, paths: int, out: Any) -> None:
 
 @dataclass(frozen=True)
 class _Valuation:
-    """The expensive query: the value of an option on each trade. Runs in workers."""
+    """The expensive query: the value of an option on each trade. Workers run it."""
 
     paths: int
 

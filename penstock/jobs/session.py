@@ -235,9 +235,9 @@ def open_session(
 ) -> tuple[SparkSession, bool]:
     """Return the session in which a job runs, and whether this call created it.
 
-    Called once, on the driver. A given or active session is used unchanged, with `settings` added. Otherwise
-    a session is created. If ``SPARK_REMOTE`` names a Spark Connect server, the session is on this server.
-    Under ``spark-submit``, or if ``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set, the session has the
+    The driver calls this function once. A given or active session is used unchanged, with `settings` added.
+    Otherwise a session is created. If ``SPARK_REMOTE`` names a Spark Connect server, the session is on this
+    server. Under ``spark-submit``, or if ``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set, the session has the
     configuration of ``spark-submit`` or of that Spark installation. Else it is on this machine, with all its
     cores. A session on this machine has no web interface and few shuffle partitions. Its workers use this
     Python interpreter and start warm, and its JVM uses the class archive that ``penstock warm-up`` makes.

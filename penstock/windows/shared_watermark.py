@@ -16,7 +16,7 @@ __all__ = ["SeveralPanes"]
 
 
 class SeveralPanes:
-    """The panes of one bucket for each of several sides. Not thread-safe; one task at a time uses it.
+    """The panes of one bucket for each of several sides. One task at a time uses them.
 
     One side may be ahead of another. The lowest watermark of all sides closes windows, and no window closes
     before every side has a watermark. So windows with the same end close in one micro-batch.

@@ -5,7 +5,7 @@ maximum. Each bucket has all closing windows of its groups. So it can aggregate 
 cross to Spark, where a row costs a hundred times as much.
 
 A **window group** is a window and a group of the next aggregate. Window groups are numbered from 1, so a
-partial aggregate is an array indexed by that number. Masked rows have number 0.
+partial aggregate is an array indexed by these numbers. Masked rows have number 0.
 """
 
 from __future__ import annotations

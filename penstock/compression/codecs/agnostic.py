@@ -124,7 +124,7 @@ class Zstandard(Library):
 
 
 class Pcodec(Framed):
-    """The optional library pcodec: bins of numbers with entropy coding. Small, and slow to encode."""
+    """The optional library pcodec: bins of numbers with entropy coding. Small output, slow encoding."""
 
     number = 15
     name = "pcodec"

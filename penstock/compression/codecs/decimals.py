@@ -263,7 +263,7 @@ class Decimal(_AsIntegers):
 
 
 class Quantized(_AsIntegers):
-    """Values rounded to multiples of twice an error bound. Lossy: used only if the user asks for it.
+    """Values rounded to multiples of twice an error bound. Only users choose this codec, because it is lossy.
 
     Parameters: the bound, a double.
     """

@@ -120,7 +120,7 @@ def _codes_by_table(values: Ints, most: int) -> tuple[Ints, Ints] | None:
 
 
 def _distinct(values: Ints, codes: Any, most: int) -> Ints | None:
-    """Return the distinct values in order of appearance, and write the codes; None if more than `most`."""
+    """Return the distinct values in order of appearance, and write the codes; None if they exceed `most`."""
     table = np.full(1 << (2 * most - 1).bit_length(), _EMPTY, np.int32)
     distinct = np.empty(most, values.dtype)
     count = _assign_codes(values, table, distinct, codes, most)

@@ -33,7 +33,7 @@ class Plain(Codec):
 
 
 class Constant(Codec):
-    """One value for the whole stream, in the parameters; also encodes the empty stream."""
+    """The parameters hold the only value of the stream. This codec also encodes the empty stream."""
 
     number = 1
     name = "constant"

@@ -62,7 +62,7 @@ def _slot_of(word: Any) -> Any:
 def _look_up(word: Any, shorts: Any, longs: Any, infos: Any) -> Any:
     """Return the code of the longest symbol that a word begins with; its size is in bits 8 and above.
 
-    Branch-free, because the next symbol cannot be predicted.
+    The code has no branch, because the next symbol cannot be predicted.
     """
     slot = _slot_of(word)
     info = np.uint64(infos[slot])

@@ -112,7 +112,7 @@ def _find(source: Bytes, at: int, end: int, wanted: int) -> Any:
 
 @kernel
 def _mask(word: Any, size: int) -> Any:
-    """Return the first `size` bytes of a word, padded with zeros. Branch-free."""
+    """Return the first `size` bytes of a word, padded with zeros, without a branch."""
     half = np.uint64(4 * (8 - min(max(size, 0), 8)))
     return word & ((_ALL >> half) >> half)
 
@@ -145,7 +145,7 @@ def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
     strange = (word | (word + _ABOVE_9)) & _HIGH_BITS
     number = _eight_digits(word)
     if size > 8:
-        # Parse the last eight digits, and the earlier digits.
+        # Parse the last eight digits and the earlier digits separately.
         word = _digits_of(word_at(source, at), size - 8)
         last = word_at(source, at + size - 8) ^ ASCII_ZEROS
         strange |= (last | (last + _ABOVE_9)) & _HIGH_BITS

@@ -99,7 +99,7 @@ def rescale(
 ) -> None:
     """Copy a query's state and checkpoint, with another number of buckets.
 
-    For update queues, unions, joins, and windows in append mode.
+    The query may have an update queue, a union, a join, or windows in append mode.
 
     The old query is only read. If the command is interrupted, run the same command again, and it continues.
     Then start the query with the new checkpoint, the same state_location, and buckets=N.

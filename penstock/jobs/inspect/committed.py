@@ -18,7 +18,7 @@ def read_committed(
 ) -> tuple[list[Operator], dict[str, Pointer]]:
     """Return the `operators` of the checkpoint's query, and their buckets' pointers.
 
-    Called once, on the driver. Uses the active Spark session, or starts a session and stops it.
+    The driver calls this function once. It uses the active Spark session, or starts a session and stops it.
 
     Parameters
     ----------

@@ -79,7 +79,7 @@ class StoredDatabase:
 def read_databases(path: str, checkpoint: str | None, retain_versions: int) -> list[StoredDatabase]:
     """Examine all databases at `path`; with a checkpoint, only its query's.
 
-    Reads and checks every file, and loads the current version of every bucket, one after the other.
+    This reads and checks every file, and loads the current version of every bucket, one after the other.
 
     Raises
     ------

@@ -210,7 +210,7 @@ def _search_state(
 
 
 def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions: int, report: Report) -> None:
-    """Add the files that no loadable version reaches, and no version that may be committed."""
+    """Add the files that are reached by no loadable version and by no version that may be committed."""
     report.damage += [f"{damage.file}: {damage.fact}" for damage in operator.damage]
     for bucket in operator.buckets:
         survey = survey_bucket(

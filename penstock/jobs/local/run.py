@@ -41,7 +41,7 @@ def run_local(
 ) -> Totals:
     """Run a pipeline in this process until its input ends, or SIGINT or SIGTERM stops it.
 
-    Called on the main thread.
+    Call this function on the main thread.
 
     Parameters
     ----------

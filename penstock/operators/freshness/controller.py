@@ -56,7 +56,7 @@ _SURPRISE = 2.0
 """A cycle that took this many times longer, or shorter, than expected has more weight."""
 _LEARNING_FROM_SURPRISE = 0.5
 _WAITING_WEIGHT = 0.3
-"""Weight of the newest number of waiting keys."""
+"""The weight of the newest number of waiting keys in the smoothed number."""
 _SPREAD = 0.1
 """If the numbers of served tuples vary less than this, relative to their mean, cycles show little about the
 cost of a tuple."""

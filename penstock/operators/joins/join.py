@@ -55,7 +55,7 @@ _SIDES: Final = ("left", "right")
 class UpdateJoin:
     """A join of update streams. In Spark, each instance is one bucket of the whole join.
 
-    Not thread-safe. One task at a time calls `join`, then `delta`.
+    A join is not thread-safe. One task at a time calls `join`, then `delta`.
 
     Parameters
     ----------

@@ -95,8 +95,8 @@ class Operator(ABC):
     def snapshot(self) -> Mapping[str, pa.Table]:
         """Return the state as tables by name.
 
-        Called after each `run`. A table that has changed since the last snapshot is written whole; an
-        unchanged table is not written.
+        Penstock calls this method after each `run`. A table that has changed since the last snapshot is
+        written whole; an unchanged table is not written.
         """
 
     def waiting(self) -> int:

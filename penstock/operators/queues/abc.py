@@ -25,8 +25,8 @@ __all__ = ["KeyedQueue"]
 class KeyedQueue(ABC):
     """A queue of keyed tuples. In Spark, each instance is one bucket of the whole queue.
 
-    Not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any number of times,
-    then `account_staleness`, then `delta`. The task delivers all dequeued tuples before `delta`.
+    A queue is not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any number of
+    times, then `account_staleness`, then `delta`. The task delivers all dequeued tuples before `delta`.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ class BudgetControl(Protocol):
     """Chooses the budget of a micro-batch, and adapts to its measurements."""
 
     def plan(self, started_us: int) -> Budget:
-        """Return the budget. Called when the arrivals are in the queue."""
+        """Return the budget. The arrivals are already in the queue."""
 
     def settle(self, finished_us: int, serving_us: int, metrics: BatchMetrics) -> None:
         """Record the served tuples. `metrics` is complete, except for the metrics of state."""

@@ -203,7 +203,7 @@ class StalenessMeter:
         self._taken = Staleness()
 
     def add(self, arrived_us: Integers, begin_us: Integers, end_us: int) -> None:
-        """Count the time from `begin_us` to `end_us` for each key, unless it is empty.
+        """Count the time from `begin_us` to `end_us` for each key; skip keys for which this time is empty.
 
         Parameters
         ----------

@@ -61,7 +61,7 @@ def metrics(query: StreamingQuery | SeveralQueries) -> MetricsList:
     Parameters
     ----------
     query : StreamingQuery or RunningGraph
-        A query with a Penstock operator, or a `penstock.start` result; it may have ended.
+        A query with a Penstock operator, or the result of `penstock.start`. The query may have ended.
 
     Raises
     ------

@@ -47,7 +47,7 @@ class InitialRows:
         buckets: int,
         route: pa.DataType | None,
     ) -> InitialRows:
-        """Read rows, check them, and split them by bucket. Called on the driver.
+        """Read rows, check them, and split them by bucket. The driver calls this method.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class InitialRows:
         return InitialRows(Shared(parcels))
 
     def read_bucket(self, bucket: int) -> Iterable[tuple[str, pa.RecordBatch]]:
-        """Return the rows of a bucket, by table. Called in a worker."""
+        """Return the rows of a bucket, by table. Workers call this method."""
         for name, parcels in self.parcels.value[bucket].items():
             for parcel in parcels:
                 yield name, from_parcel(parcel)

@@ -139,7 +139,7 @@ def newest_of(batch: pa.RecordBatch) -> int | None:
 
 @dataclass(frozen=True)
 class Packer:
-    """The map side of an update queue, for ``mapInArrow``. Called once per partition, in a worker.
+    """The map side of an update queue, for ``mapInArrow``. A worker calls it once per partition.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ class Route(Enum):
 
 @dataclass(frozen=True)
 class TransactionPacker:
-    """The map side of transactions, for ``mapInArrow``. Called once per partition, in a worker.
+    """The map side of transactions, for ``mapInArrow``. A worker calls it once per partition.
 
     Parameters
     ----------

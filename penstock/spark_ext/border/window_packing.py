@@ -68,7 +68,7 @@ def facts_of(batch: pa.RecordBatch) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class EntryPacker:
-    """Makes parcels of fragments. Used in a worker, once per partition.
+    """Makes parcels of fragments. A worker uses it once per partition.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ class WholeRows:
 
 @dataclass(frozen=True)
 class RowPacker:
-    """Makes parcels of rows, for ``mapInArrow``. Called once per partition, in a worker.
+    """Makes parcels of rows, for ``mapInArrow``. A worker calls it once per partition.
 
     Parameters
     ----------

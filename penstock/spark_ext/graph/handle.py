@@ -379,7 +379,7 @@ class RunningGraph:
         return ended
 
     def process_all_available(self) -> None:
-        """Wait until the current content of the sources is processed and committed. For tests.
+        """Wait until the current content of the sources is processed and committed; for tests.
 
         Raises
         ------

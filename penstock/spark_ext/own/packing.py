@@ -26,7 +26,7 @@ _CHUNK_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class KeyPacker:
-    """The map side of a user-defined operator, for ``mapInArrow``. Called once per partition, in a worker.
+    """The map side of a user-defined operator, for ``mapInArrow``. A worker calls it once per partition.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """`fork_state`: copy a query's state and checkpoint at a committed micro-batch, under a new query id.
 
-Copies the files that the micro-batch's pointers reach; see `penstock.spark_ext.state_copy.query_copy`.
+The copy has the files that the micro-batch's pointers reach; see `penstock.spark_ext.state_copy.query_copy`.
 """
 
 from __future__ import annotations

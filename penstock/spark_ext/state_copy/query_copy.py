@@ -205,7 +205,7 @@ def plan_copy(
     *,
     change: Mapping[str, Any] | None = None,
 ) -> QueryCopy:
-    """Plan a copy of a query, or find an unfinished copy to continue. Writes nothing.
+    """Plan a copy of a query, or find an unfinished copy to continue; write nothing.
 
     Parameters
     ----------

@@ -106,7 +106,7 @@ def rescale_state(
 
     Notes
     -----
-    Needs memory for the keys of one new bucket and of one old bucket.
+    The function needs memory for the keys of one new bucket and of one old bucket.
 
     Examples
     --------

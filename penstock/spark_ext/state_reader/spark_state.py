@@ -82,7 +82,7 @@ _UNKNOWN = (
 def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run = map) -> Held | None:
     """Return the pointers of a committed micro-batch; None if only Spark can read them.
 
-    Called on the driver.
+    The driver calls this function.
 
     Parameters
     ----------

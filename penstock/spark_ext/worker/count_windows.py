@@ -130,7 +130,7 @@ def to_micros(name: str, unit: TimeUnit) -> Column:
 
 @dataclass(frozen=True)
 class RowOrderPacker:
-    """Makes parcels of rows that the buckets will sort, for ``mapInArrow``. Called once per partition.
+    """Makes parcels of rows that buckets sort, for ``mapInArrow``. A worker calls it once per partition.
 
     Parameters
     ----------

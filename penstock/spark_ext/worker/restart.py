@@ -160,7 +160,7 @@ def _settings_in(
 
 
 def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
-    """Return a function that checks a query's checkpoint and Penstock's operators, and starts it.
+    """Return a function that checks a query's checkpoint and Penstock's operators, and starts the query.
 
     The returned function raises the errors of `start`, and
 

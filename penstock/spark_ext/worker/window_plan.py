@@ -356,7 +356,7 @@ def cast_to_field(column: Column, field: StructField) -> Column:
 
 
 def aggregate_text(df: DataFrame | None, name: str, aggregate: str | Column) -> str:
-    """Return an aggregate as SQL; for a Spark column, its text, if Spark parses it to the same column.
+    """Return an aggregate as SQL. A Spark column becomes its text, if Spark parses the text to this column.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ DEFAULT_LIMITS: Final = PaneLimits()
 
 
 class Panes(ABC):
-    """The pane partials that open windows need. Not thread-safe; one task at a time uses it.
+    """The pane partials that open windows need. One task at a time uses them.
 
     `run` returns windows when they close. `finalize_panes` returns panes when they become final. A caller
     uses only one of the two methods.

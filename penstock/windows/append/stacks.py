@@ -44,7 +44,7 @@ __all__ = ["Stacks"]
 
 
 class Stacks:
-    """The stacks of entries that were in a closed window. Not thread-safe; one task at a time uses it.
+    """The stacks of entries that were in a closed window. One task at a time uses them.
 
     Parameters
     ----------

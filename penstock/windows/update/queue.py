@@ -66,11 +66,11 @@ _PAGE_BLOCKS = 64
 class WindowQueue:
     """A window queue. In Spark, each instance is one bucket of the whole queue.
 
-    Not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any number of times,
-    then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. Enqueuing a batch
-    has the same effect as enqueuing its entries one at a time, except for the order of keys: linecutting
-    measures other intervals between window updates, and a key's last share also applies to the key's earlier
-    entries.
+    A window queue is not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any
+    number of times, then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock.
+    Enqueuing a batch has the same effect as enqueuing its entries one at a time, except for the order of
+    keys: linecutting measures other intervals between window updates, and a key's last share also applies to
+    the key's earlier entries.
 
     Parameters
     ----------

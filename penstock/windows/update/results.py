@@ -79,7 +79,7 @@ class ServedWindows:
     panes : int64 array
         The pane of each row.
     bounds : int64 array
-        Window i has the rows ``[bounds[i], bounds[i + 1])``, at least one.
+        Window i has the rows ``[bounds[i], bounds[i + 1])``. Each window has at least one row.
     arrived_us : int64 array
         Completion time of the oldest pending window of each key.
     booked_us : int64 array

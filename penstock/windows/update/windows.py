@@ -60,7 +60,7 @@ class UpdateWindows:
     """Windows with update semantics: each group's most recent window is served (UpStream §6).
 
     Entries wait in `Panes` until the watermark makes their pane final. Then they enter a `WindowQueue` in
-    pane order. Not thread-safe; `serve` uses it, in one task at a time.
+    pane order. One task at a time uses the windows, through `serve`.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ def _compute_indexes(
 
 @kernel
 def take_greatest(limit: int, line: Integers, indexes: Floats) -> tuple[Integers, int]:
-    """Remove the keys with the greatest indexes from `line`; of keys with equal indexes, the earlier first.
+    """Remove the keys with the greatest indexes from `line`. If indexes are equal, remove the earlier key.
 
     Returns
     -------
