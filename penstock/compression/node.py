@@ -60,11 +60,11 @@ class Node:
     width : int
         Log2 of the bytes of one value of the stream.
     count : int
-        Values in the stream.
+        The number of values in the stream.
     parameters : bytes
         The codec's parameters.
     payload : Bytes
-        Bytes that no other codec encodes.
+        The bytes that no other codec encodes.
     children : sequence of Node
         The child streams, at most seven.
     """

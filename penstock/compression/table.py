@@ -61,7 +61,7 @@ def encode_table(
     chooser : Chooser, optional
         Decides how to encode columns; by default a new chooser with the goal "balanced".
     codecs : mapping of str to str, optional
-        Cascades for columns, in place of the chooser's decision.
+        Cascades that replace the chooser's decision, by column.
     schema : pyarrow.Schema, optional
         The schema of the block; by default the table's. The table may differ from it only in
         dictionary-encoded texts.
@@ -276,7 +276,7 @@ class BlockWriter:
     chooser : Chooser, optional
         Decides how to encode columns; by default a new chooser with the goal "balanced".
     codecs : mapping of str to str, optional
-        Cascades for columns, in place of the chooser's decision.
+        Cascades that replace the chooser's decision, by column.
 
     Examples
     --------

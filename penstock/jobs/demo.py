@@ -163,7 +163,7 @@ def run_demo(
     fast : bool
         Whether to run a short demo.
     out : Path
-        Directory for ``staleness.svg`` and ``staleness.png``.
+        The directory for ``staleness.svg`` and ``staleness.png``.
     dashboard_at : str, optional
         The address of the dashboard; see `choose_address`.
 

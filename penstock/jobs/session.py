@@ -251,7 +251,7 @@ def open_session(
     spark : pyspark.sql.SparkSession, optional
         The session to use; by default the active session, if there is one.
     log_level : str
-        Spark's log level, unless set elsewhere.
+        Spark's log level, unless another setting determines it.
 
     Raises
     ------

@@ -146,7 +146,7 @@ def window_columns(
     values : mapping of str to str
         Further columns, and the expressions that compute them.
     flags : iterable of str
-        Columns of 0 and 1.
+        The names of columns whose values are 0 and 1.
     whole : bool
         Whether all columns of the input follow.
 

@@ -34,7 +34,7 @@ class PassThrough:
     Parameters
     ----------
     layout : WindowLayout
-        Layout of the windows.
+        The layout of the windows.
     """
 
     layout: WindowLayout

@@ -63,7 +63,7 @@ class Finish:
     windows : pyarrow.Schema
         Schema of windows: groups, `START` and partials, in the types that Spark would see.
     output : pyarrow.Schema
-        Schema of windows with their aggregates, in Spark's types.
+        The schema of windows with their aggregates, in Spark's types.
     window : str
         The column of `output` with the window's start and end, timestamps in microseconds.
     pane_ms, size_ms : int
@@ -222,7 +222,7 @@ class WindowRows:
         columns : list of pyarrow.Array
             The requested columns.
         of : int64 array
-            For each window, its row in these columns.
+            The row of each window in these columns.
         """
         level, plain = len(self._projections), list(names)
         while level and all(Expression.parse(self._projections[level - 1][name]).is_column for name in plain):

@@ -41,13 +41,13 @@ class WindowLayout:
     Parameters
     ----------
     spec : WindowSpec
-        Size and slide.
+        The size and the slide of the windows.
     groups : pyarrow.Schema
         The group columns. Without group columns, all rows are one group.
     partials : tuple of Partial
         The partials of an entry.
     types : tuple of pyarrow.DataType
-        Types of the partials.
+        The types of the partials.
     times : mapping of str to str
         Maps the name of a ``first`` or ``last`` partial to the name of the partial with its time.
     rows : str
@@ -237,13 +237,13 @@ class ClosedWindows:
     Attributes
     ----------
     groups : list of pyarrow.Array
-        Distinct groups.
+        The columns of the distinct groups.
     of : pyarrow.Array of int64
         For each window, the index of its group in `groups`.
     starts : pyarrow.Array of int64
         The number of each window's first pane.
     values : pyarrow.RecordBatch
-        Partials of each window.
+        The partials of each window.
     """
 
     groups: list[pa.Array[Any]]
@@ -266,7 +266,7 @@ class FinalPanes:
     ids, panes : int64 arrays
         Group numbers, and pane numbers.
     rows : pyarrow.RecordBatch
-        Partials of each pane.
+        The partials of each pane.
     """
 
     ids: Integers

@@ -50,7 +50,7 @@ class SeveralPanes:
         Parameters
         ----------
         arriving : sequence of iterables of pyarrow.RecordBatch
-            Entries of each side, in order of arrival.
+            The entries of each side, in order of arrival.
         watermarks : sequence of int or None
             Watermark of each side. A value lower than before is ignored.
         """

@@ -153,7 +153,7 @@ class WindowAccumulator:
     made : pyarrow.Schema
         The output: window starts in microseconds, `group_by`, partials.
     numbering : NumberingLimits
-        When to number all possible window groups.
+        The limits up to which all possible window groups are numbered.
     """
 
     finish: Finish

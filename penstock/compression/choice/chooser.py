@@ -81,7 +81,7 @@ class Chooser:
     goal : str or Goal
         ``"fast"``, ``"balanced"`` or ``"small"``, a bandwidth such as ``"500 MB/s"``, or a `Goal`.
     interval_s : float
-        Seconds after which a decision is made again.
+        The number of seconds after which a decision is made again.
     error_bounds : mapping of str to float
         Columns of floating-point numbers that may lose precision, and the greatest error of each value.
     now_s : callable

@@ -31,7 +31,7 @@ class ColumnStats:
     rows : int
         The number of values in the sample.
     least, most : int
-        Range of the values, as signed integers.
+        The least and the greatest value, as signed integers.
     range_bits, delta_bits, delta_of_delta_bits : int
         The number of bits of the widest offset: of values from the least value, of deltas from the least
         delta, and of deltas of deltas from the least of them.
@@ -142,7 +142,7 @@ def column_stats(array: pa.Array[Any] | pa.ChunkedArray[Any], rows: int = 1 << 1
         Any column. The statistics describe the dictionary codes of texts, the low 8 bytes of decimals, and
         the bytes of nested values.
     rows : int
-        Maximum number of values in the sample.
+        The maximum number of values in the sample.
 
     Returns
     -------

@@ -81,7 +81,7 @@ class Packed(NamedTuple):
     step : Step
         The reference of the offsets.
     widths : (sub-blocks,) int8
-        Bits of an offset.
+        The number of bits of an offset.
     bases : (sub-blocks,) of the values' type
         The least offset, which is subtracted from all offsets; for XOR, the number of low zero bits cut off;
         for NONE, 0.

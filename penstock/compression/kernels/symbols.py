@@ -268,7 +268,7 @@ def code_symbols(
     source, begin, end : Bytes, int
         The frame, followed by 8 bytes.
     lanes : Bytes
-        Room for twice the frame, and 256 bytes.
+        A buffer with room for twice the frame, and 256 bytes.
     out, to : Bytes, int
         The output and the start position; there is room for twice the frame, and 16 bytes.
     """

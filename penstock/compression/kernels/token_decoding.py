@@ -49,7 +49,7 @@ def join_words(
     texts, firsts, counts : Ints
         For each piece, the index of its literal and of its first word in `begins`, and its number of words.
     begins, words : Ints, Bytes
-        Literals and words.
+        The offsets and the bytes of literals and words.
     alone : array of bool
         Whether a piece is only a literal, which is then treated as its word.
     offsets, out : Ints, Bytes

@@ -242,13 +242,13 @@ def code_rows(
         `slots` has, for each piece with words, a table from hashes to codes. `words` has, for each word, its
         first 8 bytes, its next 8 bytes, its size, and its position in `pool`.
     pool : Bytes
-        Literals and words.
+        The bytes of literals and words.
     counters : Ints
         The number of words of each piece; the last element is the size of `pool`.
     cursors : Ints
         The number of values in the column of each piece.
     before : Ints
-        Scratch with an element for each piece.
+        A buffer with an element for each piece.
     forms, codes, numbers, lengths, others, marks : Ints
         The output: the streams that `penstock.compression.texts.token_streams` describes, columns as rows.
     used : Ints

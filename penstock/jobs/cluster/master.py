@@ -38,7 +38,7 @@ def spark_settings(
     conf : sequence of str
         Settings of Spark, each as ``name=value``.
     deploy_mode : str, optional
-        Only ``client``: the driver is this process.
+        The deploy mode. Only ``client`` is possible, because the driver is this process.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def cluster_pipeline(pipeline: Pipeline, settings: Mapping[str, str]) -> Iterato
     pipeline : Pipeline
         The pipeline.
     settings : mapping of str to str
-        From `spark_settings`; they take precedence over ``query.spark``.
+        The result of `spark_settings`. It takes precedence over ``query.spark``.
 
     Raises
     ------

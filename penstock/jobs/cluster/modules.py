@@ -81,7 +81,7 @@ def find_modules(names: list[str], program: Path | None = None) -> Modules:
     Parameters
     ----------
     names : list of str
-        Modules that must exist.
+        The names of modules that must exist.
     program : Path, optional
         A Python file that may import modules from its directory. The file itself is not included.
 

@@ -67,7 +67,7 @@ def _problem(document: Document | None, path: FieldPath, fact: str, hint: str | 
 
 
 def hosts_without(spark: SparkSession, files: list[str]) -> dict[str, list[str]]:
-    """Return, for each file that some workers' hosts do not see, these hosts."""
+    """Return the hosts of workers that do not see a file, for each such file."""
     if not files:
         return {}
 

@@ -164,7 +164,7 @@ def connect(address: str) -> PipeBytes:
     Parameters
     ----------
     address : str
-        ``HOST:PORT``.
+        The address of the server, as ``HOST:PORT``.
 
     Raises
     ------

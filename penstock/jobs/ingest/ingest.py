@@ -53,7 +53,7 @@ class Settings:
     location : str
         The p-stream.
     kind : str
-        One of `KINDS`.
+        The kind of input, one of `KINDS`.
     sources : tuple of str
         Files and file patterns, or the address of a socket, a broker or a WebSocket.
     line_format : str
@@ -67,13 +67,13 @@ class Settings:
     topic_column : str, optional
         The column that gets the topics of a broker's messages.
     greetings : tuple of str
-        Messages to send to a WebSocket after each connect.
+        The messages to send to a WebSocket after each connect.
     skip_bad : bool
         Whether to skip records that cannot be read.
     writer, goal, interval
         See `PStreamWriter`.
     sizes : ReadSizes
-        How much to read at a time.
+        The amounts to read at a time.
 
     Raises
     ------
@@ -147,7 +147,7 @@ class Totals:
     Attributes
     ----------
     rows, bad : int
-        Rows, and records that were skipped.
+        The number of rows, and of records that were skipped.
     read_bytes, written_bytes : int
         Bytes of the sources, and bytes of p-units that are durable.
     seconds : float

@@ -69,7 +69,7 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     checkpoint : str or None
         The checkpoint of a query whose state is at `path`. Spark reads it.
     gone : collection of str
-        Ids of queries whose checkpoints are gone for good.
+        The ids of queries whose checkpoints are gone for good.
     retain_versions : int
         The setting `retain_versions` of the checkpoint's query.
 

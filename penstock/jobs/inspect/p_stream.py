@@ -267,7 +267,7 @@ def collect_garbage(path: str, dropped: Collection[str], *, dry_run: bool) -> bo
     path : str
         The p-stream.
     dropped : collection of str
-        Readers to unsubscribe.
+        The names of readers to unsubscribe.
     dry_run : bool
         Whether to delete nothing.
 

@@ -36,9 +36,9 @@ class Batch:
         Counts of the operator's rows, as in `penstock.metrics`. For a query without a Penstock operator,
         `rows_in` counts the rows of its sources.
     waiting_keys : int
-        Keys that wait after the batch.
+        The number of keys that wait after the batch.
     duration_ms : int
-        Time from the batch's trigger to its commit.
+        The time from the batch's trigger to its commit.
     new_input : bool
         Whether any source had new rows. A batch without new rows only serves waiting keys.
     staleness_ms, staleness_p95_ms : float
@@ -46,7 +46,7 @@ class Batch:
     bad_records : int
         Records of a pipeline's sources that could not be read.
     committed, rejected : int
-        Transactions that were committed and rejected.
+        The numbers of committed and of rejected transactions.
     """
 
     number: int

@@ -53,7 +53,7 @@ class PlanRequest:
     freshness : str, optional
         A freshness contract, as in YAML.
     budget : str, optional
-        Rows of a micro-batch, or a duration.
+        The budget of a micro-batch: a number of rows, or a duration.
     loads, cores, policies
         The loads, numbers of cores and policies to forecast.
     max_rows : int

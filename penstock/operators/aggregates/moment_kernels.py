@@ -136,7 +136,7 @@ def slide(
         The bounds of non-empty ranges of entries. Within a group both bounds increase. The ranges of the next
         group begin after this group.
     suffix : float64 array of (n, 3)
-        Buffer for the front stack: counts, distances, squares.
+        A buffer for the counts, distances and squares of the front stack.
     out : float64 array of m
         Receives the M2 of each range.
     """

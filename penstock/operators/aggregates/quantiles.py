@@ -86,7 +86,7 @@ class QuantileSketches:
     Parameters
     ----------
     log2_size : int
-        Size of the sketches as a power of two.
+        The size of the sketches as a power of two.
 
     Raises
     ------
@@ -198,7 +198,7 @@ def compute_quantiles(images: pa.Array[Any], fraction: float, *, interpolates: b
     ----------
     images : pyarrow.BinaryArray of n
     fraction : float
-        Between 0 and 1.
+        The quantile as a fraction between 0 and 1.
     interpolates : bool
         Whether to interpolate linearly between the two nearest values, as Spark's ``percentile`` does. By
         default the result is the smallest value such that at least `fraction` of all values are at most this

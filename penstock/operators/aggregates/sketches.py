@@ -87,7 +87,7 @@ def least_hashes(owners: Integers, hashes: _Words, log2_size: int) -> tuple[Inte
     owners : int64 array of n
         The sketch that a hash belongs to.
     hashes : uint64 array of n
-        From `hashes_of`.
+        The output of `hashes_of`.
     """
     order = np.lexsort((hashes, owners))
     owners, hashes = owners[order], hashes[order]
@@ -175,7 +175,7 @@ def unite_ranges(
     Parameters
     ----------
     sketches : sequence
-        n sketches.
+        The n sketches to unite.
     low, high : int64 arrays of m
         The bounds of non-empty ranges. Within a group both bounds ascend. The ranges of the next group begin
         after this group.

@@ -53,7 +53,7 @@ class ClassState:
     Attributes
     ----------
     waiting : float
-        Smoothed number of waiting keys before serving.
+        The smoothed number of keys that wait before a micro-batch serves.
     recent : tuple of Stretch
         The stretches of the window over which the promise is judged, in order of time.
     broken : bool

@@ -24,7 +24,7 @@ class Standing:
     share : float
         The promised share of time and keys within the limit.
     staleness : Staleness
-        Application staleness of the class in the micro-batch.
+        The application staleness of the class in the micro-batch.
     late_us, time_us : float
         The time during which keys were staler than the limit, and the total time, each summed over keys, in
         the last seconds. This staleness includes the rest of the micro-batch after the operator's work, which

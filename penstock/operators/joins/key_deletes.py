@@ -66,7 +66,7 @@ class KeyDeletes:
         Parameters
         ----------
         ids : int64 array
-            Distinct keys with a new delete.
+            The distinct keys that have a new delete.
         matched : list of int64 array
             The left and right time of each key's last match; changed.
 

@@ -24,7 +24,7 @@ class Matched:
         The newest match of each key that has a new match. If a side has deletes, there is also a row for each
         retracted match.
     rows_in : int
-        Tuples that arrived.
+        The number of tuples that arrived.
     late : int
         Tuples dropped on arrival because they were too old for a future match.
     duplicates : int

@@ -31,7 +31,7 @@ class KeyedQueue(ABC):
     Parameters
     ----------
     stream : UpdateStream
-        Schema, key and time of the tuples.
+        The schema, the key and the time of the tuples.
     policy : Policy
         The policy that chooses the next key.
     accounts : KeyAccounts

@@ -156,9 +156,9 @@ class KeyRecords:
         Parameters
         ----------
         block : pyarrow.RecordBatch
-            Stored keys, each once.
+            A block of stored keys. Each key occurs once.
         waiting : int64 array
-            Rows of the keys that wait.
+            The rows of `block` whose keys wait.
 
         Returns
         -------
@@ -227,7 +227,7 @@ class KeyRecords:
         Returns
         -------
         ids : int64 array
-            Numbers of keys.
+            The numbers of the keys in the first part.
         blocks : iterator of pyarrow.RecordBatch
             The stored form of the other keys as of this call, in bounded parts. Another thread may consume
             it.

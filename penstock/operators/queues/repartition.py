@@ -156,7 +156,7 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
     Parameters
     ----------
     states : sequence of QueueState
-        At least one.
+        The states to merge, at least one.
     cost_factor : float
         The factor by which measured costs change, because they include waiting for the other buckets of a
         task.

@@ -23,7 +23,7 @@ class Latest:
     latest_by : LatestBy
         The key and the time.
     schema : pyarrow.Schema
-        Schema of the rows.
+        The schema of the rows.
 
     Raises
     ------

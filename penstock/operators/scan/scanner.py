@@ -42,7 +42,7 @@ class Scanner:
     scan : Scan
         The scan to run.
     schema : pyarrow.Schema
-        Schema of the p-stream.
+        The schema of the p-stream.
 
     Raises
     ------

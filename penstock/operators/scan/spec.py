@@ -287,15 +287,15 @@ class Scan:
     Parameters
     ----------
     columns : tuple of str
-        Columns to read. If empty, rows are only counted.
+        The columns to read. If there are none, rows are only counted.
     where : str, optional
-        Spark SQL over `columns`.
+        The predicate, as Spark SQL over `columns`.
     select : mapping of str to str, optional
         Output names with Spark SQL over `columns`; None outputs `columns` unchanged.
     latest_by : LatestBy, optional
-        Conflation over the output of `select`.
+        The conflation of the output of `select`.
     fragments : Fragments, optional
-        Fragments over the output of `select`.
+        The fragments to make from the output of `select`.
 
     Raises
     ------

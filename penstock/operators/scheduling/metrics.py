@@ -49,7 +49,7 @@ class BatchMetrics:
     rejections : dict of str to int
         The number of rejected transactions by reason, which is a text of the procedure.
     requests : int
-        For transactions: answered requests of clients.
+        For transactions: the number of answered requests of clients.
     forwarded : int
         Transactions that the coordinator ran, because they need several buckets.
     budget_used_rows : int
@@ -63,7 +63,7 @@ class BatchMetrics:
     freshness : dict of str to Standing
         The standing of each promise of a freshness contract, by class of key.
     budget_used_ms : float
-        Time spent serving, summed over buckets.
+        The time that serving took, summed over buckets.
     cost_us : float or None
         The cost of a tuple that the scheduler used; None while unknown.
     append_buckets : int

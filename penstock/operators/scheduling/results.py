@@ -18,7 +18,7 @@ class Enqueued:
     Attributes
     ----------
     rows_in : int
-        All arriving tuples, including conflated tuples.
+        The number of all arriving tuples, including conflated tuples.
     conflated : int
         Tuples replaced by a newer tuple of their key before they were served.
     late : int
@@ -42,11 +42,11 @@ class Served:
     rows : pyarrow.RecordBatch
         The tuples, with the columns of the stream.
     ids : int64 array
-        Key numbers.
+        The key number of each tuple.
     staleness_us : int64 array
-        Queue staleness of each key when it was dequeued.
+        The queue staleness of each key when the key was dequeued.
     arrived_us : int64 array
-        Arrival time of each key's oldest pending update.
+        The arrival time of each key's oldest pending update.
     booked_us : int64 array
         The time up to which application staleness had been counted when the key was dequeued.
     """

@@ -76,7 +76,7 @@ class Staleness:
     area : float
         Integral of the staleness over time, summed over keys, in µs².
     key_time : float
-        Duration times number of keys, in µs.
+        The duration times the number of keys, in µs.
     longest_us : int
         The greatest staleness that any key reached, in µs.
     mass : dict of int to float

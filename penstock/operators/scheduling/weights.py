@@ -57,7 +57,7 @@ class GroupKey:
     Parameters
     ----------
     schema : pyarrow.Schema
-        Group columns.
+        The group columns.
     """
 
     schema: pa.Schema

@@ -120,15 +120,15 @@ class Forecast:
     policy : Policy
         The policy.
     staleness : Staleness
-        Application staleness of all keys.
+        The application staleness of all keys.
     by_class : dict of str to Staleness
         Application staleness by class; not empty if there is a contract.
     kept : dict of str to bool
         Whether each promise holds.
     served : int
-        Served tuples.
+        The number of served tuples.
     batch_ms : float
-        Mean duration of a micro-batch.
+        The mean duration of a micro-batch.
     """
 
     load: float

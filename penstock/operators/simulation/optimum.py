@@ -43,7 +43,7 @@ def lower_bound(rates: Floats, cost: float, weights: Floats | None = None) -> fl
     cost : float
         Duration of a service, in units. If it is not a whole number, the bound is looser.
     weights : float64 array, optional
-        Weights of the keys; by default all are 1.
+        The weights of the keys; by default all weights are 1.
     """
     weights = np.ones(len(rates)) if weights is None else weights
 

@@ -43,7 +43,7 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
     skew : float
         The exponent of the Zipf distribution of keys; 0 makes all keys equally frequent.
     updates : int
-        Length of the run, in updates.
+        The length of the run in updates.
 
     Returns
     -------

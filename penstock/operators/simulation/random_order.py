@@ -21,7 +21,7 @@ class RandomScheduler(FreshestScheduler):
     Parameters
     ----------
     seed : int
-        Another seed gives another order.
+        The seed of the order.
     """
 
     def __init__(self, *, seed: int) -> None:

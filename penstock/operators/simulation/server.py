@@ -44,11 +44,11 @@ class Outcome:
     Attributes
     ----------
     queue, application : Staleness
-        Staleness from the queue's own meters.
+        The queue and application staleness that the queue's own meters measured.
     delivered : int
         Number of delivered results.
     wait_us : float
-        Mean queue staleness of the tuples at their dequeues.
+        The mean queue staleness of tuples when they were dequeued.
     """
 
     queue: Staleness
@@ -103,7 +103,7 @@ def simulate(
     served : callable
         Called after every service with the number of served tuples; for queues that measure costs.
     deliveries : int, optional
-        Stop after this many results.
+        The number of results after which the run stops.
     """
     times = trace.times_us
     arriving, free, count, waits = 0, 0, 0, 0

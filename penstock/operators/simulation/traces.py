@@ -25,11 +25,11 @@ class Trace:
     Attributes
     ----------
     times_us : int64 array
-        Arrival time of each tuple.
+        The arrival time of each tuple.
     keys : int64 array
-        Update key of each tuple.
+        The update key of each tuple.
     end_us : int
-        End of the trace, after the last arrival.
+        The end of the trace, which is after the last arrival.
     """
 
     times_us: Integers

@@ -18,7 +18,7 @@ class Semantics(StrEnum):
     APPEND
         Both tuples are served.
     ADAPTIVE
-        APPEND while the queue keeps up, UPDATE under overload.
+        The queue works as with APPEND while it keeps up, and as with UPDATE under overload.
     """
 
     UPDATE = "update"

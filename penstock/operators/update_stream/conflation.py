@@ -125,7 +125,7 @@ class Conflation:
     Parameters
     ----------
     stream : UpdateStream
-        Schema, key and time of the rows.
+        The schema, the key and the time of the rows.
     part : int
         The part of the micro-batch that the rows come from; see `Arrivals.from_rows`.
     held_bytes : int

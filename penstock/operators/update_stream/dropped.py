@@ -101,7 +101,7 @@ def order_ties(stream: UpdateStream, arrivals: Arrivals) -> Arrivals:
     Parameters
     ----------
     arrivals : Arrivals
-        Not conflated.
+        The arrivals, which are not conflated.
     """
     codec = KeyCodec([*(stream.schema.field(name) for name in stream.key), pa.field("time", pa.int64())])
     times = stream.times(arrivals.rows)

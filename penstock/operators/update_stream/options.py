@@ -44,7 +44,7 @@ class Budget:
     Parameters
     ----------
     rows : int, optional
-        Maximum number of tuples.
+        The maximum number of tuples.
     duration_us : int, optional
         After this time no further chunk of tuples is started. At least one tuple is always served.
     """
@@ -246,7 +246,7 @@ def parse_ms(option: str, duration: str | timedelta, *, least: int = 1) -> int:
     option : str
         The option's name, for errors.
     duration : str or timedelta
-        Such as ``"10 s"``.
+        The duration, such as ``"10 s"``.
     least : int
         The shortest duration allowed.
 

@@ -58,7 +58,7 @@ def steps_of(option: str, duration: str | timedelta, kind: pa.DataType, unit: st
     kind : pyarrow.DataType
         The type of the time column: a timestamp, a date, or an integer in `unit`.
     unit : str or None
-        ``s``, ``ms``, ``us`` or ``ns``, for integers.
+        The unit of an integer time: ``s``, ``ms``, ``us`` or ``ns``.
 
     Raises
     ------

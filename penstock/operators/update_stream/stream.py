@@ -38,7 +38,7 @@ class UpdateStream:
     Parameters
     ----------
     schema : pyarrow.Schema
-        All columns, in their order.
+        All columns of the stream, in their order.
     key : tuple of str
         The update key's columns; at least one.
     time : str

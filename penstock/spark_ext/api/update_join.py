@@ -119,10 +119,10 @@ def update_join(
     on_silent : {"row"}, optional
         As for `penstock.update_queue`.
     late_to : str or path, optional
-        The location of a p-stream for the rows that are dropped, each exactly once: the columns of both sides
-        (null in the columns of the other side), ``reason`` (``"late"``, ``"duplicate"``, or why the row is
-        refused), ``watermark``, the first time that would not have been late, and ``side`` (``"left"`` or
-        ``"right"``). See ``docs/how-to/late-rows.md``.
+        The location of a p-stream to which each dropped row is written exactly once. The columns are the
+        columns of both sides (null in the columns of the other side), ``reason`` (``"late"``,
+        ``"duplicate"``, or why the row is refused), ``watermark``, the first time that would not have been
+        late, and ``side`` (``"left"`` or ``"right"``). See ``docs/how-to/late-rows.md``.
     schema : StructType or str, or mapping, optional
         The columns of both sides, or their DDL; or ``{"left": ..., "right": ...}``. See
         `penstock.update_queue`.

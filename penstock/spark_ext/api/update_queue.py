@@ -154,11 +154,11 @@ def update_queue(
         With ``"row"``, the output gets a row with the key and its last time when a key leaves after `ttl`.
         The output has the boolean column ``silent``, which is true in such rows.
     late_to : str or path, optional
-        The location of a p-stream for the rows that are dropped, each exactly once: all columns of `df`,
-        ``reason`` (``"late"``, or why the row is refused), and ``watermark``. If the row is late,
-        ``watermark`` is the time of the key's newest emitted tuple. Tuples that were replaced by a newer
-        tuple are not written. With this option all rows cross the shuffle, because the map side does not
-        conflate. See ``docs/how-to/late-rows.md``.
+        The location of a p-stream to which each dropped row is written exactly once. The columns are all
+        columns of `df`, ``reason`` (``"late"``, or why the row is refused), and ``watermark``. If the row is
+        late, ``watermark`` is the time of the key's newest emitted tuple. Tuples that were replaced by a
+        newer tuple are not written. With this option all rows cross the shuffle, because the map side does
+        not conflate. See ``docs/how-to/late-rows.md``.
     state_location : str or path, optional
         The directory for state: a path, or a URI of a file system that pyarrow supports (``s3://``,
         ``gs://``, ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.

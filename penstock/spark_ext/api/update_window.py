@@ -143,9 +143,10 @@ def update_window(
     nulls : {"error", "drop"}
         The treatment of rows without a time: fail the query, or drop and count them.
     late_to : str or path, optional
-        The location of a p-stream for the rows that are dropped, each exactly once: all columns of `df`,
-        ``reason`` (``"late"`` or ``"the time is null"``), and ``watermark``, the watermark at which the row
-        was late. With this option whole rows cross the shuffle. See ``docs/how-to/late-rows.md``.
+        The location of a p-stream to which each dropped row is written exactly once. The columns are all
+        columns of `df`, ``reason`` (``"late"`` or ``"the time is null"``), and ``watermark``, the watermark
+        at which the row was late. With this option whole rows cross the shuffle. See
+        ``docs/how-to/late-rows.md``.
     schema : StructType or str, optional
         The columns of `df`, or their DDL; see `penstock.update_queue`. If given, aggregates must be SQL, with
         types that Penstock can determine without Spark.

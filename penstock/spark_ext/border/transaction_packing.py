@@ -45,7 +45,7 @@ class TransactionPacker:
     Parameters
     ----------
     schema : pyarrow.Schema
-        All input columns.
+        All columns of the input.
     needed : tuple of str
         The columns to pass on.
     time : str, optional

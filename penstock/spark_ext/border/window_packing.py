@@ -319,7 +319,7 @@ class RowPacker:
     nulls : str
         ``"error"`` or ``"drop"``: the treatment of rows without a time.
     whole : WholeRows, optional
-        Also sends whole rows.
+        Sends whole rows in addition to fragments.
     """
 
     schema: pa.Schema

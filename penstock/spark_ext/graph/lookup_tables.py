@@ -45,7 +45,7 @@ def join_table(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFram
     Parameters
     ----------
     rows, table : DataFrame
-        DataFrames that share exactly the columns in `on`.
+        Two DataFrames that share exactly the columns in `on`.
     on : sequence of str
         The lookup columns.
     """

@@ -50,7 +50,7 @@ class QueryTotals:
     Parameters
     ----------
     batches : int
-        Micro-batches that it committed.
+        The number of micro-batches that the query committed.
     rows : int
         Rows that entered Spark. Rows that a p-stream's reader filtered out do not count.
     batch_ms : tuple of int

@@ -131,7 +131,7 @@ def ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[tup
     Parameters
     ----------
     batches : iterable of RecordBatch
-        Files, and the first rows of ranges.
+        The files, and the numbers of the first rows of ranges.
     """
     numbers: dict[str, list[int]] = {}
     for batch in batches:

@@ -37,7 +37,7 @@ class Columns:
     names : tuple of str
         The columns to select.
     spark : StructType
-        Their Spark types.
+        The Spark types of these columns.
     """
 
     names: tuple[str, ...]

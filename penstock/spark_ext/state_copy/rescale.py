@@ -68,7 +68,7 @@ def rescale_state(
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Rescaled:
-    """Copy the query of a queue, union, join, windows or user-defined operator, with other buckets.
+    """Copy the query of a queue, union, join, windows or user-defined operator into other buckets.
 
     This function runs on the driver and starts no JVM. As with `fork_state`, the copy is a new checkpoint and
     a new directory in the state location, nothing of the old query changes, and an interrupted call continues

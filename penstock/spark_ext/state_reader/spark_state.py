@@ -94,7 +94,7 @@ def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run
         The labels of all possible buckets. Files are read from the newest to the oldest, until every label
         has been seen.
     run : callable, optional
-        Like `map`, to read several partitions in parallel.
+        A function like `map`, which may read several partitions in parallel.
 
     Raises
     ------

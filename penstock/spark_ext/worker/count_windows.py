@@ -60,7 +60,7 @@ class CountWindowPlan(WindowPlan):
     Parameters
     ----------
     size_rows, slide_rows : int
-        Size and slide of the windows.
+        The size and the slide of the windows, in rows.
     arriving : pyarrow.Schema
         See `RowLayout`.
     """

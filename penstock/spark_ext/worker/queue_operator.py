@@ -54,7 +54,7 @@ class QueueOperator:
     weights : KeyWeights, optional
         See `UpdateQueue`.
     lives : Lives
-        How long keys stay in the state without updates.
+        The times for which keys stay in the state without updates.
     silent : pyarrow.Schema, optional
         The output's columns, if the output has rows of keys that went silent.
     late : LateStream, optional

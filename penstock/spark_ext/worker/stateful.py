@@ -85,7 +85,7 @@ class Stateful:
     buckets : int
         The number of buckets for the keys.
     parallel : int
-        Spark's shuffle partitions.
+        The number of Spark's shuffle partitions.
     state_location : str
         The state location: an absolute path or a URI.
     retain_versions : int

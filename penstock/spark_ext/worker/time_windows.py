@@ -57,7 +57,7 @@ class TimeWindowPlan(WindowPlan):
     Parameters
     ----------
     size_ms, slide_ms : int
-        Size and slide of the windows.
+        The size and the slide of the windows.
     """
 
     size_ms: int

@@ -325,7 +325,7 @@ class PlannedWindows:
     parcels : DataFrame
         The input parcels.
     columns : tuple of str
-        Names and types of the fragments' inputs.
+        The names and types of the fragments' inputs.
     """
 
     plan: WindowPlan

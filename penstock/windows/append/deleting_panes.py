@@ -42,7 +42,7 @@ def skip_deleted(layout: DeletingLayout, values: pa.RecordBatch, low: Integers, 
     Parameters
     ----------
     values : pyarrow.RecordBatch
-        Partials of panes, sorted by group and pane.
+        The partials of panes, sorted by group and pane.
     low, high : int64 arrays
         The non-empty ranges of the windows.
 

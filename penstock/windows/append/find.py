@@ -28,7 +28,7 @@ def find_windows(
     panes : int64 array
         The pane of each partial, relative to the pane at which window 0 starts.
     chunk_windows : int
-        Approximate maximum number of windows in a batch.
+        The approximate maximum number of windows in a batch.
     """
     ids = partials.ids
     if not len(ids):

@@ -18,7 +18,7 @@ class PaneLimits:
     chunk_windows : int
         Approximate number of windows that one thread assembles at once.
     min_entries_for_stacks : int
-        Minimum number of entries for which stacks are built.
+        The minimum number of entries for which stacks are built.
     min_sharing_for_stacks : int
         Minimum ratio of the window length to the time that a micro-batch advances, for which stacks are
         built.

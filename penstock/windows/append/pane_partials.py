@@ -29,7 +29,7 @@ class PanePartials:
     Attributes
     ----------
     ids, panes : int64 arrays of n
-        Group numbers, and pane numbers.
+        The group and the pane of each row, as numbers.
     values : pyarrow.RecordBatch
         n rows of `WindowLayout.values`.
     """
@@ -97,7 +97,7 @@ class WindowRanges:
     entries : PanePartials
         The partials, sorted by group and pane.
     known : int64 array
-        Numbers of the groups that have windows.
+        The numbers of the groups that have windows.
     of, windows : int64 arrays
         For each window, the index of its group in `known`, and the window number.
     low, high : int64 arrays

@@ -53,7 +53,7 @@ class Panes(ABC):
     finalizes : bool
         Whether the caller uses `finalize_panes`, not `run`. If so, groups keep their numbers.
     limits : PaneLimits
-        Thresholds.
+        The thresholds of the state.
     """
 
     def __init__(

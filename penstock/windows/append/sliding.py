@@ -58,7 +58,7 @@ def slide(
     entries : pyarrow.RecordBatch
         n rows with a column for each partial.
     low, high : int64 arrays of m
-        Bounds of non-empty ranges, which increase within a group.
+        The bounds of non-empty ranges. Within a group, both bounds increase.
     closing : bool
         Whether the ranges are windows, so that sets and sketches become their counts. If false, each entry is
         in exactly one range.
@@ -115,7 +115,7 @@ def partials_of_windows(partials: Sequence[Partial], entries: pa.RecordBatch) ->
     partials : sequence of Partial
         The partials among the columns of the entries.
     entries : pyarrow.RecordBatch
-        One window per row.
+        The entries to convert, one for each window.
     """
     kinds = {partial.name: partial for partial in partials if partial.kind in ("distinct", "sketch")}
     each = np.arange(entries.num_rows)

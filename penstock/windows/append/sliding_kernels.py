@@ -41,7 +41,7 @@ def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
     Parameters
     ----------
     values : int64 array of n
-        In ``[least, least + span)``.
+        The values to sort by, in ``[least, least + span)``.
     before, out : int64 arrays of n
         Row numbers in the previous order, and in sorted order.
     """
@@ -167,11 +167,11 @@ def find_windows(
     Parameters
     ----------
     ids, panes : int64 arrays of n
-        Groups and panes of the sorted entries.
+        The group and the pane of each of the sorted entries.
     size, slide : int
         Size and slide of the windows, in panes.
     first, last : int
-        Numbers of windows.
+        The numbers of the first and the last window to find.
     group_ids : int64 array
         Output: the groups that have a window.
     of, windows, low, high : int64 arrays
@@ -248,7 +248,7 @@ def add_ranges(values: Any, low: Any, high: Any, running: Any, out: Any) -> None
     low, high : int64 arrays of m
         Any ranges of `values`.
     running : int64 array of n + 1
-        Buffer for running sums.
+        A buffer for running sums.
     out : int64 array of m
     """
     total = 0
@@ -272,7 +272,7 @@ def add_wide_ranges(
     low, high : int64 arrays of m
         Any ranges of the numbers.
     running : int64 array of (n + 1, 2)
-        Buffer for running sums.
+        A buffer for running sums.
     out_low, out_high : int64 arrays of m
     """
     running[0, 0], running[0, 1] = 0, 0
@@ -296,7 +296,7 @@ def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
         Bounds of non-empty ranges of `values`. Within a group, both bounds increase. The ranges of a group
         begin after the ranges of the previous group.
     suffix : array of n
-        Buffer for the front stack.
+        A buffer for the front stack.
     out : array of m
     """
     middle, end = 0, 0
@@ -383,7 +383,7 @@ def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> N
     Parameters
     ----------
     values : int64 array of n
-        Numbers of values. Negative numbers are not counted.
+        The number that stands for each value. Negative numbers are not counted.
     low, high : int64 arrays of m
     counts : int64 array
         Scratch memory for counts by value number; all zero before and after the call.
@@ -427,7 +427,7 @@ def find_equal(window_groups: Any, values: Any, targets: Any, out: Any) -> int:
     window_groups : int32 array of n
     values : array of n
     targets : array
-        Value of each window group.
+        The value to find in each window group.
     out : int64 array of n
         Output: the rows.
     """

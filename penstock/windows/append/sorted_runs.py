@@ -40,7 +40,7 @@ class GroupRanges:
     Attributes
     ----------
     entries : PanePartials
-        Sorted by group and pane.
+        The entries, sorted by group and pane.
     low, high : int64 arrays of g
         The range of selected entries, by group number.
     """
@@ -215,7 +215,7 @@ class SortedRuns:
     parts : list of PanePartials
         The entries in the order of arrival.
     nbytes : int
-        Memory of the parts in bytes.
+        The memory of the parts in bytes.
     """
 
     def __init__(self, layout: WindowLayout, min_repeats: int) -> None:

@@ -51,7 +51,7 @@ class Stacks:
     layout : WindowLayout
         The layout of the windows; all partials have a fixed size.
     front : PanePartials
-        Sorted entries of panes before the border.
+        The sorted entries of panes before the border.
     border : int
         The pane at which the front ends and the back begins; not after the end of the next window to close.
     groups : int

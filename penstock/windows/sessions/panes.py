@@ -80,7 +80,7 @@ class SessionPanes(Panes):
         Parameters
         ----------
         fresh : PanePartials
-            At least one entry, in order of arrival.
+            The entries to combine, at least one, in order of arrival.
         before : int, optional
             The watermark before these entries arrived.
         """

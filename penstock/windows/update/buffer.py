@@ -47,7 +47,7 @@ class WindowBuffers:
     Parameters
     ----------
     payload : pyarrow.Schema
-        Payload columns of a tuple.
+        The payload columns of a tuple.
     size, slide : int
         Size and slide of the windows, in panes.
     eager : bool
@@ -55,7 +55,7 @@ class WindowBuffers:
     before_first : int
         The window before the first window that exists; NEVER if there is no first window.
     block_rows, page_blocks : int
-        Locations in a block, and blocks in a page.
+        The number of locations in a block, and of blocks in a page.
     """
 
     def __init__(

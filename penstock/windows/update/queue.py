@@ -79,7 +79,7 @@ class WindowQueue:
     size, slide : int
         Size and slide of the windows, in panes; ``1 <= slide <= size``.
     payload : pyarrow.Schema
-        Payload columns of a pane.
+        The payload columns of a pane.
     policy : Policy
         The policy that chooses the next key.
     cost_us : float, optional
@@ -217,7 +217,7 @@ class WindowQueue:
             calls, and no pane is before the watermark of an earlier call. Entries that break this rule are
             late and dropped.
         rows : pyarrow.RecordBatch
-            Payload of the panes.
+            The payload of the panes.
         watermark : int, optional
             All panes before it have arrived, including these entries. The watermark never decreases.
         shares : int64 array, optional
@@ -330,7 +330,7 @@ class WindowQueue:
         Parameters
         ----------
         units : iterable of PUnit
-            Units from `delta` and `snapshot`.
+            The units that `delta` and `snapshot` returned.
         keys : int
             Number of keys; all key numbers are below it.
 

@@ -47,11 +47,11 @@ class EnqueuedPanes:
     Attributes
     ----------
     rows_in : int
-        All entries.
+        The number of all entries.
     late : int
         Entries dropped because they are older than the watermark or than a newer pane of their key.
     completed : int
-        Windows that became complete.
+        The number of windows that became complete.
     disregarded : int
         Complete windows that a newer window replaced, so that they are not emitted. Some of them became
         complete in earlier calls. At any time, every completed window is emitted, disregarded, waiting or

@@ -87,7 +87,7 @@ class WindowScheduler:
         birth_us : int
             The time at which the first interval of every key begins.
         cost_us : float, optional
-            Cost of serving a window, for linecutting.
+            The cost of serving a window, for linecutting.
         under_way : int64 array
             Number of dequeued but undelivered windows by key number; may be empty if all are delivered.
         """
