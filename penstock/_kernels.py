@@ -140,9 +140,10 @@ UNCOMPILABLE: tuple[type[Exception], ...] = (numba.core.errors.NumbaError, TypeE
 def users_kernel(function: F) -> F:
     """Compile a user's function, or a function that calls one, as `kernel` does, but without a cache.
 
-    A cache would be wrong, because numba would not notice a change in a module that the function calls.
+    A cache would be wrong, because numba would not notice a change in a module that the function calls. An
+    index outside an array raises `IndexError`.
     """
-    compiled: F = numba.njit(nogil=True, error_model="numpy")(function)
+    compiled: F = numba.njit(nogil=True, error_model="numpy", boundscheck=True)(function)
     return compiled
 
 

@@ -7,6 +7,9 @@ Python workers to the driver. The text never holds a user's data.
 
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Final
 
 __all__ = [
@@ -17,6 +20,7 @@ __all__ = [
     "InvalidUsageError",
     "PenstockError",
     "UnavailableError",
+    "users_code_error",
 ]
 
 _MIN_SECRET_CHARACTERS: Final = 4
@@ -57,11 +61,14 @@ class PenstockError(Exception):
     while_running : bool
         Whether a run that had begun raised the error, for example because of its data. Then the exit code of
         a command is 1, even if the class is `InvalidUsageError`.
+    shows_cause : bool
+        Whether users need the text of the error's cause, because their own code raised it.
     names_section : bool
         Whether the text begins with the section of a pipeline that the error is about.
     """
 
     while_running = False
+    shows_cause = False
     names_section = False
 
     def __init__(self, fact: str, *, hint: str | None = None, **context: Any) -> None:
@@ -124,3 +131,33 @@ class CorruptDataError(PenstockError):
 
 class InternalError(PenstockError):
     """Penstock broke one of its own invariants: please report it."""
+
+
+def users_code_error(fact: str, cause: Exception, **context: Any) -> InvalidUsageError:
+    """Return the error for an exception in a user's function; raise it from the exception.
+
+    Its text has the exception's type, and the file and line of the user's code. It does not have the
+    exception's message, which may hold data.
+    """
+    error = InvalidUsageError(
+        fact,
+        **context,
+        error=type(cause).__name__,
+        **_users_line(cause),
+        hint="the micro-batch runs again from the same state after a restart with mended code",
+    )
+    error.shows_cause = True
+    return error
+
+
+def _users_line(cause: Exception) -> dict[str, str]:
+    """Return the innermost line of a traceback that is neither in Penstock nor in an installed package."""
+    installed = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    libraries = (str(Path(__file__).parent), *installed)
+    lines = [
+        f"{Path(frame.f_code.co_filename).name}:{line}"
+        for frame, line in walk_tb(cause.__traceback__)
+        # Compiled extensions have frames with relative files.
+        if Path(frame.f_code.co_filename).is_absolute() and not frame.f_code.co_filename.startswith(libraries)
+    ]
+    return {"at": lines[-1]} if lines else {}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -113,10 +113,23 @@ class ConsoleOutput:
 
     def _texts(self, column: pa.ChunkedArray) -> list[str]:
         most = 20
-        texts = ["NULL" if value is None else str(value) for value in column.to_pylist()]
+        texts = list(map(_shown, column.to_pylist()))
         if not self.truncate:
             return texts
         return [text if len(text) <= most else f"{text[: most - 3]}..." for text in texts]
+
+
+def _shown(value: Any) -> str:
+    """Return a value as Spark's console shows it, but with the zone of a time."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, dict):
+        return "{" + ", ".join(map(_shown, value.values())) + "}"
+    if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
+        return "{" + ", ".join(f"{_shown(key)} -> {_shown(one)}" for key, one in value) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return str(value)
 
 
 class PStreamOutput:

@@ -65,6 +65,9 @@ class Expression:
         InvalidUsageError
             If the text is not one expression, or holds a subquery or a window function.
         """
+        if not isinstance(text, str):
+            hint = 'write the expression as Spark SQL, such as "price > 0"'
+            raise InvalidUsageError("an expression is not a text", got=type(text).__name__, hint=hint)
         return _parse(strip_comments(text).strip())
 
     @property

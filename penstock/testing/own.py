@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
@@ -14,8 +14,9 @@ import pytest
 
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.operators.aggregates.own import Aggregate
+from penstock.operators.aggregates.own_states import OwnStates, finish_own
 from penstock.operators.own.abc import Operator, output_schema
-from penstock.operators.own.state import OperatorState
+from penstock.operators.own.state import OperatorState, call, check_results
 
 __all__ = ["AggregateTests", "OperatorTests"]
 
@@ -44,8 +45,8 @@ class OperatorTests:
             clock = partial(int, _HOUR_US * next(hour))
             restarted = OperatorState(operator)
             restarted.restore(units)
-            results = [one.operator.run(batch, clock) for one in (ongoing, restarted)]
-            assert results[0].cast(output_schema(operator)) == results[1].cast(output_schema(operator))
+            results = [_run(one, batch, clock) for one in (ongoing, restarted)]
+            assert results[0] == results[1]
             units.append(decode(bytes(encode(ongoing.delta())), "memory"))
             restarted.delta()
             assert dict(restarted.tables) == dict(ongoing.tables)
@@ -56,22 +57,25 @@ class OperatorTests:
         """Run the last micro-batch twice from the same tables."""
         state = OperatorState(operator)
         for batch in batches[:-1]:
-            state.operator.run(batch, lambda: 0)
+            _run(state, batch, lambda: 0)
         unit = state.delta()
         results = []
         for _ in range(2):
             again = OperatorState(operator)
             again.restore([unit])
-            results.append(again.operator.run(batches[-1], lambda: _HOUR_US))
+            results.append(_run(again, batches[-1], lambda: _HOUR_US))
         assert results[0] == results[1]
 
     def test_a_micro_batch_without_rows_has_the_columns_of_the_output(
         self, operator: Operator, batches: Sequence[pa.Table]
     ) -> None:
         """Run an operator over no rows."""
-        state = OperatorState(operator)
-        result = state.operator.run(batches[0].slice(0, 0), lambda: 0)
-        assert result.cast(output_schema(operator)).num_rows == result.num_rows
+        _run(OperatorState(operator), batches[0].slice(0, 0), lambda: 0)
+
+
+def _run(state: OperatorState, batch: pa.Table, clock: Callable[[], int]) -> pa.Table:
+    results = call(state.operator, "run", batch, clock)
+    return check_results(state.operator, results, output_schema(state.operator))
 
 
 class AggregateTests:
@@ -108,6 +112,19 @@ class AggregateTests:
         _call(aggregate, "merge", empty, whole.copy())
         assert _same(_finish(aggregate, empty), _finish(aggregate, whole))
 
+    def test_the_compiled_methods_give_the_result_of_plain_python(self, aggregate: type[Aggregate]) -> None:
+        """Compile the aggregate as windows do, and compare its result with that of the methods in Python."""
+        reference = f"{aggregate.__module__}:{aggregate.__qualname__}"
+        rows = [value if isinstance(value, tuple) else (value,) for value in self.values]
+        columns = [pa.array(column, pa.float64()) for column in zip(*rows, strict=True)]
+        values = pa.StructArray.from_arrays(columns, [f"v{at}" for at in range(len(columns))])
+        values = columns[0] if len(columns) == 1 else values
+        states = OwnStates(values.type, reference)
+        slots = np.ones(len(rows), np.int32)
+        states.add(slots, np.zeros(len(rows), np.int64), values, 2)
+        (result,) = finish_own(states.result(2), reference).to_pylist()
+        assert _same(result, _finish(aggregate, _state(aggregate, self.values)))
+
     def test_merging_leaves_the_other_state_as_it_is(self, aggregate: type[Aggregate]) -> None:
         """Merge, and check that the second argument is unchanged."""
         one, other = _state(aggregate, self.values[:2]), _state(aggregate, self.values[2:])
@@ -117,7 +134,7 @@ class AggregateTests:
 
 
 def _call(aggregate: type[Aggregate], method: str, *arguments: object) -> object:
-    """Call a method as plain Python. Only windows compile the methods."""
+    """Call a method as plain Python."""
     return getattr(aggregate, method)(*arguments)
 
 

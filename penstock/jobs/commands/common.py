@@ -104,7 +104,8 @@ def errors(*, debug: bool) -> Iterator[None]:
     except PenstockError as error:
         if debug:
             raise
-        typer.secho(f"{error}", err=True, fg=typer.colors.RED)
+        cause = f" Caused by {type(error.__cause__).__name__}: {error.__cause__}" if error.shows_cause else ""
+        typer.secho(f"{error}{cause}", err=True, fg=typer.colors.RED)
         is_wrong = isinstance(error, InvalidUsageError) and not error.while_running
         raise typer.Exit(WRONG if is_wrong else FAILED) from None
     except OSError as error:

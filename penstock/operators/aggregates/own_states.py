@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock._kernels import UNCOMPILABLE, kernel, users_kernel
-from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
+from penstock.errors import CorruptDataError, InternalError, InvalidUsageError, users_code_error
 from penstock.operators.aggregates.own import Aggregate, find_aggregate, parameter_names
 from penstock.operators.update_stream.stream import Integers
 
@@ -20,6 +22,10 @@ __all__ = ["OwnStates", "check_own_images", "finish_own", "unite_own"]
 
 _States = npt.NDArray[np.float64]
 _WORD = np.dtype("<f8")
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBA_FRAMES = ("Failed in nopython mode", "During:", "- ", "[", "#")
+"""The beginnings of lines that say where Numba was, not what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,29 +116,63 @@ def _compile(aggregate: Any) -> _Kernels:
                 valid[at] = True
                 results[at] = result
 
-    kernels = _Kernels(
-        aggregate.words, count, init_states, add_values, merge_states, unite_ranges, finish_states
+    states, slots, none = np.zeros((2, aggregate.words)), np.zeros(1, np.int32), np.zeros(0, np.int64)
+    empty = states[:0]
+    return _Kernels(
+        aggregate.words,
+        count,
+        _compiled_kernel(aggregate, "init", init_states, states, 2),
+        _compiled_kernel(aggregate, "add", add_values, slots, np.zeros((count, 1)), states),
+        _compiled_kernel(aggregate, "merge", merge_states, slots, states[:1].copy(), states),
+        _compiled_kernel(aggregate, "merge", unite_ranges, states, none, none, states.copy(), empty.copy()),
+        _compiled_kernel(aggregate, "finish", finish_states, empty, np.zeros(0), np.zeros(0, np.bool_)),
     )
-    _check(aggregate, kernels)
-    return kernels
 
 
-def _check(aggregate: type[Aggregate], kernels: _Kernels) -> None:
-    """Compile all functions, so that an error names the aggregate."""
-    states, slots = np.zeros((2, kernels.words)), np.zeros(1, np.int32)
+def _compiled_kernel(
+    aggregate: type[Aggregate], method: str, run: Callable[..., None], *samples: Any
+) -> Callable[..., None]:
+    """Compile a kernel that calls a method of an aggregate; return a function whose errors name the method.
+
+    Parameters
+    ----------
+    samples
+        Arguments of the kernel's types, for which it calls no method.
+    """
+    context = {"aggregate": f"{aggregate.__module__}:{aggregate.__qualname__}", "method": method}
     try:
-        kernels.init(states, 0)
-        kernels.add(slots, np.zeros((kernels.values, 1)), states)
-        kernels.merge(slots, states[:1].copy(), states)
-        none = np.zeros(0, np.int64)
-        kernels.unite(states, none, none, states.copy(), states[:0].copy())
-        kernels.finish(states[:0], np.zeros(0), np.zeros(0, np.bool_))
+        run(*samples)
     except UNCOMPILABLE as error:
         raise InvalidUsageError(
             "a user-defined aggregate cannot be compiled",
-            aggregate=f"{aggregate.__module__}:{aggregate.__qualname__}",
-            hint="use numbers, arrays and math only; the cause is Numba's message",
+            **context,
+            **_numba_context(str(error), getattr(aggregate, method).__code__.co_filename),
+            hint="use numbers, arrays and math only, and return a number or None from finish",
         ) from error
+
+    def run_checked(*arguments: Any) -> None:
+        try:
+            run(*arguments)
+        except IndexError as error:
+            raise InvalidUsageError(
+                "a user-defined aggregate uses an index outside its state", **context, words=aggregate.words
+            ) from error
+        except Exception as error:  # users' code may raise any exception
+            raise users_code_error("a user-defined aggregate raised an error", error, **context) from error
+
+    return run_checked
+
+
+def _numba_context(message: str, file: str) -> dict[str, str]:
+    """Return the reason in a message of Numba, and the last line of `file` that it names."""
+    message = _COLOURS.sub("", message)
+    lines = [line.strip() for line in message.splitlines()]
+    reasons = (line for line in lines if line and not line.startswith(_NUMBA_FRAMES))
+    places = re.findall(rf'File "[^"]*{re.escape(Path(file).name)}", line (\d+)', message)
+    return {
+        **({"at": f"{Path(file).name}:{places[-1]}"} if places else {}),
+        "reason": next(reasons, "none").removesuffix("."),
+    }
 
 
 class OwnStates:

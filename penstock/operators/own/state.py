@@ -7,13 +7,14 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
-from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
+from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, users_code_error
 from penstock.operators.own.abc import Operator, name_of_operator
 
-__all__ = ["OperatorState", "call", "stored_schemas", "unit_meta"]
+__all__ = ["OperatorState", "call", "check_results", "stored_schemas", "unit_meta", "waiting_keys"]
 
 _TABLES = "tables"
 _WAITING = "waiting"
@@ -32,11 +33,59 @@ def call(operator: Operator, method: str, *arguments: Any) -> Any:
     except PenstockError:
         raise
     except Exception as error:  # users' code may raise any exception
+        raise users_code_error(
+            f"{method} of an operator raised an error", error, operator=name_of_operator(operator)
+        ) from error
+
+
+def waiting_keys(operator: Operator) -> int:
+    """Return the number of keys of an operator that wait.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the operator returns something else.
+    """
+    waiting = call(operator, "waiting")
+    if isinstance(waiting, int | np.integer) and waiting >= 0:
+        return int(waiting)
+    raise InvalidUsageError(
+        "waiting of an operator returned no number of keys",
+        operator=name_of_operator(operator),
+        returned=type(waiting).__name__,
+        hint="return 0 or more",
+    )
+
+
+def check_results(operator: Operator, results: object, output: pa.Schema) -> pa.Table:
+    """Return the results of an operator's `run` in the types of its output.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the results are not a table, or have other columns or types than the output.
+    """
+    context: dict[str, Any] = {"operator": name_of_operator(operator)}
+    if not isinstance(results, pa.Table):
+        returned = type(results).__name__
+        raise InvalidUsageError("run of an operator returned no pyarrow table", returned=returned, **context)
+    missing = [name for name in output.names if name not in results.column_names]
+    more = [name for name in results.column_names if name not in output.names]
+    if missing or more:
         raise InvalidUsageError(
-            f"{method} of an operator raised an error",
-            operator=name_of_operator(operator),
-            error=type(error).__name__,
-            hint="the cause is shown above; the micro-batch is tried again from the same state",
+            "run of an operator returned other columns than its output",
+            missing=missing,
+            more=more,
+            **context,
+        )
+    try:
+        return results.select(output.names).cast(output)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise InvalidUsageError(
+            "run of an operator returned columns of other types than its output",
+            returned={field.name: str(field.type) for field in results.schema},
+            expected={field.name: str(field.type) for field in output},
+            **context,
         ) from error
 
 
@@ -105,7 +154,7 @@ class OperatorState:
         return PUnit("delta", self._meta(), changed)
 
     def _meta(self) -> dict[str, Any]:
-        return unit_meta(self._blocks, int(call(self.operator, "waiting")))
+        return unit_meta(self._blocks, waiting_keys(self.operator))
 
     def _block(self, name: str, table: pa.Table) -> pa.RecordBatch:
         if len(set(table.column_names)) != table.num_columns or not table.num_columns:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock._clock import Clock
 from penstock._failpoints import failpoint
-from penstock.errors import InvalidUsageError, PenstockError
+from penstock.errors import InvalidUsageError, PenstockError, users_code_error
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness
@@ -136,10 +136,7 @@ class Query:
         except PenstockError:
             raise
         except Exception as error:
-            raise InvalidUsageError(
-                "apply raised an error", error=type(error).__name__, rows=rows.num_rows,
-                hint="the cause is shown above; the batch is tried again from the same state",
-            ) from error  # fmt: skip
+            raise users_code_error("apply raised an error", error, rows=rows.num_rows) from error
         return self._check_result(result, queue, served)
 
     def _wrong_types(self, got: dict[str, pa.DataType]) -> InvalidUsageError:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock._clock import Clock, monotonic_s, new_id
 from penstock.errors import InvalidUsageError
 from penstock.operators.own.abc import Operator, name_of_operator
-from penstock.operators.own.state import OperatorState, call
+from penstock.operators.own.state import OperatorState, call, check_results, waiting_keys
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.spark_ext.border.transaction_packing import sort_rows
@@ -100,10 +100,11 @@ class OwnOperator:
         metrics = BatchMetrics(rows_in=rows.num_rows)
         begin = monotonic_s()
         result = call(state.operator, "run", rows, clock if self.operator.uses_clock else self._refuse_clock)
-        batches = self._check(result)
+        table = check_results(state.operator, result, self.output)
+        batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
         metrics.duration_ms["run"] = 1000 * (monotonic_s() - begin)
         metrics.rows_out = metrics.emitted = sum(batch.num_rows for batch in batches)
-        metrics.waiting_keys = int(call(state.operator, "waiting"))
+        metrics.waiting_keys = waiting_keys(state.operator)
         return batches, metrics
 
     def _refuse_clock(self) -> int:
@@ -112,32 +113,3 @@ class OwnOperator:
             operator=name_of_operator(self.operator),
             hint="write uses_clock = True in its class",
         )
-
-    def _check(self, result: Any) -> list[pa.RecordBatch]:
-        """Return the results in the types of the output."""
-        context: dict[str, Any] = {"operator": name_of_operator(self.operator)}
-        if not isinstance(result, pa.Table):
-            returned = type(result).__name__
-            raise InvalidUsageError(
-                "run of an operator returned no pyarrow table", returned=returned, **context
-            )
-        missing = [name for name in self.output.names if name not in result.column_names]
-        more = [name for name in result.column_names if name not in self.output.names]
-        if missing or more:
-            raise InvalidUsageError(
-                "run of an operator returned other columns than its output",
-                missing=missing,
-                more=more,
-                **context,
-            )
-        try:
-            table = result.select(self.output.names).cast(self.output)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-            raise InvalidUsageError(
-                "run of an operator returned columns of other types than its output",
-                returned={field.name: str(field.type) for field in result.schema},
-                expected={field.name: str(field.type) for field in self.output},
-                **context,
-            ) from error
-        batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
-        return batches

@@ -222,6 +222,10 @@ def plan_copy(
     old, new = _local(checkpoint), _local(to)
     if new.exists():
         raise InvalidUsageError("the new checkpoint exists", to=new, hint="choose a new directory")
+    if new.is_relative_to(old):
+        raise InvalidUsageError(
+            "the new checkpoint is inside the old checkpoint", to=new, hint="choose a directory beside it"
+        )
     query = _query_in(old)
     states = open_files(path)
     operators = {

@@ -134,6 +134,8 @@ def test_a_fork_is_refused_with_the_reason(old: Place, tmp_path: Path) -> None:
         penstock.fork_state(tmp_path / "none", place.state, to)
     with pytest.raises(InvalidUsageError, match="the new checkpoint exists"):
         penstock.fork_state(place.checkpoint, place.state, place.checkpoint)
+    with pytest.raises(InvalidUsageError, match="the new checkpoint is inside the old checkpoint"):
+        penstock.fork_state(place.checkpoint, place.state, place.checkpoint / "fork")
     with pytest.raises(InvalidUsageError, match="no state of this query"):
         penstock.fork_state(place.checkpoint, next(place.state.iterdir()), to)
     oldest = [file for file in place.state_files() if file.name.startswith(f"{1:012d}-")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,12 @@ from penstock.sql.tree import Tree
 def test_the_columns_of_an_expression_are_those_that_it_reads() -> None:
     assert Expression.parse("price * volume + s.field + `a b`").columns == ("a b", "price", "s", "volume")
     assert Expression.parse("1 + 2").columns == ()
+
+
+def test_a_column_of_spark_is_refused() -> None:
+    column_of_spark: Any = object()
+    with pytest.raises(InvalidUsageError, match=r"an expression is not a text: got=object. Hint: write"):
+        Expression.parse(column_of_spark)
 
 
 @pytest.mark.parametrize(

@@ -168,10 +168,29 @@ class Overwriting(Spread):
         state[:] = other
 
 
+class Returnless(Spread):
+    """Returns no result."""
+
+    @staticmethod
+    def finish(state: Any) -> None:
+        pass
+
+
+class Listing(Totals):
+    """Returns a list."""
+
+    def run(self, batch: pa.Table, clock: Any) -> Any:
+        return batch.to_pylist()
+
+
 def test_what_breaks_its_contract_is_found() -> None:
     batches = [pa.table({"k": ["a"], "v": [1.0]})] * 2
     with pytest.raises(AssertionError):
         OperatorTests().test_a_restart_before_each_micro_batch_changes_nothing(Forgetful(), batches)
+    with pytest.raises(InvalidUsageError, match="returned no pyarrow table: returned=list"):
+        OperatorTests().test_a_micro_batch_without_rows_has_the_columns_of_the_output(Listing(), batches)
+    with pytest.raises(InvalidUsageError, match=r"cannot be compiled: .*method=finish"):
+        AggregateTests().test_the_compiled_methods_give_the_result_of_plain_python(Returnless)
     with pytest.raises(AssertionError):
         AggregateTests().test_any_split_gives_the_same_result(Overwriting)
     with pytest.raises(AssertionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -249,9 +250,56 @@ class Uncompilable(LogSum):
 
 def test_a_method_that_numba_refuses_is_an_error_with_its_reason() -> None:
     partial = Partial("own", "x", "s", function=f"{__name__}:Uncompilable")
-    with pytest.raises(InvalidUsageError, match="cannot be compiled") as raised:
+    place = rf"method=add at={Path(__file__).name}:\d+ reason=.*open"
+    with pytest.raises(InvalidUsageError, match=rf"cannot be compiled: .*{place}") as raised:
         new_accumulator(partial, pa.int64())
     assert "open" in str(raised.value.__cause__)
+
+
+class Returnless(LogSum):
+    """Returns no number."""
+
+    @staticmethod
+    def finish(state: Any) -> None:
+        pass
+
+
+def test_a_method_that_returns_no_number_is_named() -> None:
+    with pytest.raises(InvalidUsageError, match=r"cannot be compiled: .*:Returnless method=finish .*reason="):
+        finish_own(pa.array([b"\0" * 16], pa.binary()), f"{__name__}:Returnless")
+
+
+class Outside(LogSum):
+    """Writes behind its state."""
+
+    words = 1
+
+    @staticmethod
+    def add(state: Any, value: Any) -> None:
+        state[5] += value
+
+
+class Picky(LogSum):
+    """Takes no negative values."""
+
+    @staticmethod
+    def add(state: Any, value: Any) -> None:
+        if value < 0:
+            raise ValueError("negative")
+        state[0] += value
+
+
+@pytest.mark.parametrize(
+    ("name", "fact"),
+    [
+        ("Outside", r"index outside its state: aggregate=.*:Outside method=add words=1"),
+        ("Picky", r"raised an error: aggregate=.*:Picky method=add error=ValueError"),
+    ],
+)
+def test_an_error_of_a_method_names_it(name: str, fact: str) -> None:
+    accumulator = new_accumulator(Partial("own", "x", "s", function=f"{__name__}:{name}"), pa.float64())
+    with pytest.raises(InvalidUsageError, match=fact):
+        accumulator.add(np.ones(1, np.int32), np.zeros(1, np.int64), pa.array([-1.0]), 2)
 
 
 def test_states_of_another_size_are_refused() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -20,6 +23,7 @@ from penstock.operators.own.abc import load_operator
 from penstock.operators.own.state import OperatorState, stored_schemas
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.testing import StateTests
+from tests.documents import ROOT
 from tests.samples.operators import Silence, Totals
 
 if TYPE_CHECKING:
@@ -228,7 +232,10 @@ def test_a_unit_that_lacks_a_table_is_damaged() -> None:
         (pa.table({"k": ["a"], "n": [1]}), "other columns than its output"),
         (pa.table({"k": ["a"], "n": [1], "total": [1.0], "more": [1]}), "other columns than its output"),
         (pa.table({"k": ["a"], "n": ["x"], "total": [1.0]}), "other types than its output"),
-        ("raise", "run of an operator raised an error"),
+        (
+            "raise",
+            r"run of an operator raised an error: \S+:Shape error=\w+ at=test_own_operators.py:\d",
+        ),
         ("clock", "asked for the time without uses_clock"),
     ],
 )
@@ -351,6 +358,37 @@ def test_modules_of_operators_and_aggregates_go_to_clusters(
     (tmp_path / "my_helpers.py").write_text("")
     (tmp_path / "t.yaml").write_text(TOTALS.replace("tests.samples.operators:", "my_operators:"))
     assert pipeline_modules(load_pipeline(tmp_path / "t.yaml")).packed == {"my_helpers", "my_operators"}
+
+
+@pytest.mark.parametrize("waiting", [-1, "x", None, 1.5])
+def test_what_is_no_number_of_waiting_keys_is_refused(
+    totals: str, penstock_pipeline: OpenPipeline, monkeypatch: pytest.MonkeyPatch, waiting: Any
+) -> None:
+    monkeypatch.setattr(Totals, "waiting", lambda operator: waiting)
+    test = penstock_pipeline(totals)
+    test.send([row("a", 1, 1)])
+    with pytest.raises(InvalidUsageError, match=r"waiting of an operator returned no number of keys"):
+        test.trigger()
+
+
+def test_the_command_shows_the_error_of_users_code(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.json").write_text('{"k": "a", "ts": "2026-01-01T00:00:01Z", "v": 1}')
+    (tmp_path / "broken.py").write_text(
+        "import penstock\n\n\nclass Broken(penstock.Operator):\n    output = 'k STRING'\n\n"
+        "    def restore(self, tables):\n        pass\n\n    def snapshot(self):\n        return {}\n\n"
+        "    def run(self, batch, clock):\n        return batch['senser']\n"
+    )
+    text = SILENCE.replace("tests.samples.operators:Silence", "broken:Broken").replace("nowhere", "in")
+    (tmp_path / "p.yaml").write_text(f"engine: local\n{text}query: {{trigger: available_now}}\n")
+    command = [sys.executable, "-m", "penstock.cli", "run", "p.yaml"]
+    place = os.environ | {"PYTHONPATH": f".:{ROOT}"}
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=place)
+    assert ran.returncode == 1, ran.stderr
+    assert "operator=broken:Broken error=KeyError at=broken.py:14" in ran.stderr
+    assert "Caused by KeyError: " in ran.stderr
+    assert "senser" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 def test_an_operator_that_overrides_waiting_may_wait() -> None:
