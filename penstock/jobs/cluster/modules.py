@@ -130,7 +130,7 @@ def _spec(name: str, beside: list[str]) -> importlib.machinery.ModuleSpec | None
 
 
 def _files(spec: importlib.machinery.ModuleSpec) -> dict[str, Path]:
-    """Return a top-level module's files by their names in an archive; none if it is installed."""
+    """Return a top-level module's files by their names in an archive; none if the module is installed."""
     places = [Path(place) for place in spec.submodule_search_locations or ()]
     if not places and spec.origin is not None:
         places = [Path(spec.origin)]

@@ -40,7 +40,7 @@ class StoredBucket:
     rows, size_bytes : dict
         The rows of each table in this version, and their memory when loaded.
     indexes : dict
-        The indexes of each table that has any, as of its last micro-batch.
+        The indexes of each table that has indexes, as of the last micro-batch.
     """
 
     survey: BucketSurvey

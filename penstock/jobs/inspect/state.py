@@ -48,7 +48,7 @@ def survey_buckets(
 
 
 def tell_findings(operator: Operator, number: int, survey: BucketSurvey) -> bool:
-    """Print the damage of a bucket and of its operator's shared files; return True if it is sound."""
+    """Print the damage of a bucket and of its operator's shared files; return whether there is none."""
     for damage in (*(operator.damage if number == 0 else ()), *survey.damage):
         typer.secho(f"{damage.file}: {damage.fact}", err=True, fg=typer.colors.RED)
     if survey.withheld:

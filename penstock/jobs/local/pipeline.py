@@ -246,7 +246,7 @@ def open_pipeline(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run it, or the checkpoint belongs to another pipeline.
+        If the local engine cannot run the pipeline, or the checkpoint belongs to another pipeline.
     CorruptDataError, UnavailableError
         If the checkpoint is damaged, or the file system refuses.
     """
@@ -302,7 +302,7 @@ def bind_graph(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run it.
+        If the local engine cannot run the pipeline.
     """
     document, places = document or Document("pipeline", {}), places or Places()
     graph = check_local_pipeline(pipeline, document, places)

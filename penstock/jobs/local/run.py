@@ -57,7 +57,7 @@ def run_local(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run it.
+        If the local engine cannot run the pipeline.
     PenstockError
         If a micro-batch fails.
     """

@@ -143,7 +143,7 @@ def graph_of(pipeline: Pipeline, document: Document | None = None, binding: Bind
     document : Document, optional
         The positions of the pipeline's fields, for errors.
     binding : Binding, optional
-        The graph's bindings, if it is to run.
+        The bindings with which the graph runs.
 
     Raises
     ------

@@ -75,7 +75,7 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
 
 
 def _results_of_another_checkpoint(pipeline: Pipeline) -> str | None:
-    """Return the directory of a file sink whose log has micro-batches although the checkpoint has none.
+    """Return a file sink's directory whose log has micro-batches although the checkpoint has no micro-batch.
 
     Spark's file sink skips each micro-batch whose number is in its log, even if the log belongs to another
     checkpoint.

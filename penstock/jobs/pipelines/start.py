@@ -149,7 +149,7 @@ def start(writing: DataStreamWriter) -> StreamingQuery:
     Raises
     ------
     InvalidUsageError
-        If Spark refuses it, such as for an unknown sink.
+        If Spark refuses the query, for example because of an unknown sink.
     """
     with section("the query cannot start"):
         try:

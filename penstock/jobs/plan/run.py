@@ -190,7 +190,7 @@ def read_sample(path: str, max_rows: int) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        If there is no such file, or it has none of these formats.
+        If there is no such file, or the file has another format.
     CorruptDataError, UnavailableError
         If a p-stream is damaged, or its file system refuses.
     """

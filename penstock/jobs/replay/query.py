@@ -87,7 +87,7 @@ def open_query(
     ------
     InvalidUsageError
         If the local engine cannot run the pipeline, the checkpoint belongs to another pipeline, or the
-        location of the pipeline's requests has none.
+        location of the pipeline's requests has no requests.
     """
     requests = answers = None
     if pipeline.database is not None and pipeline.database.requests is not None:

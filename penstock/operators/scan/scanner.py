@@ -118,7 +118,8 @@ class Scanner:
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
         """Run the scan on p-units.
 
-        If the scan conflates or makes fragments, yields at the end; otherwise yields rows after each p-unit.
+        If the scan conflates or makes fragments, the output comes at the end; otherwise rows come after each
+        p-unit.
 
         Raises
         ------

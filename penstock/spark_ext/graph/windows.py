@@ -258,7 +258,7 @@ def window_accumulator(
     steps : sequence of Step
         The steps between the windows and the aggregate.
     schemas : sequence of StructType
-        The schemas of the windows, and after each projection.
+        The schema of the windows, and the schema after each projection.
     """
     by_window = ByWindow.build(node, wraps=wraps_around(rows.sparkSession))
     if not {partial.kind for partial in by_window.fragments.partials} <= FOLDED:

@@ -128,7 +128,7 @@ class WindowBuckets(OldUnits):
         return state
 
     def rescale(self, bucket: int, buckets: int) -> WrittenState | None:
-        """Return the state of a new bucket; None if no old bucket has any.
+        """Return the state of a new bucket; None if no old bucket has state.
 
         A bucket without groups also has state: the watermark, which determines late rows.
         """

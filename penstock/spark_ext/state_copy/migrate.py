@@ -74,12 +74,13 @@ def migrate_state(
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Migrated:
-    """Copy the query of a queue, union, join, windows or user-defined operator, with more or wider columns.
+    """Copy a query with added or wider columns.
 
-    This function runs on the driver and starts no JVM. As with `fork_state`, the copy is a new checkpoint and
-    a new directory in the state location, nothing of the old query changes, and an interrupted call continues
-    if it is repeated. Then start the query with the new checkpoint and the new columns. Waiting tuples have
-    null in added columns, and so do the rows of a user-defined operator's tables.
+    The query may have a queue, a union, a join, windows or a user-defined operator. This function runs on the
+    driver and starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new directory in the
+    state location, nothing of the old query changes, and an interrupted call continues if it is repeated.
+    Then start the query with the new checkpoint and the new columns. Waiting tuples have null in added
+    columns, and so do the rows of a user-defined operator's tables.
 
     Parameters
     ----------

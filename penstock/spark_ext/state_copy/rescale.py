@@ -68,11 +68,12 @@ def rescale_state(
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Rescaled:
-    """Copy the query of a queue, union, join, windows or user-defined operator into other buckets.
+    """Copy a query with a new number of buckets.
 
-    This function runs on the driver and starts no JVM. As with `fork_state`, the copy is a new checkpoint and
-    a new directory in the state location, nothing of the old query changes, and an interrupted call continues
-    if it is repeated. Then start the query with the new checkpoint and the new number of buckets.
+    The query may have a queue, a union, a join, windows or a user-defined operator. This function runs on the
+    driver and starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new directory in the
+    state location, nothing of the old query changes, and an interrupted call continues if it is repeated.
+    Then start the query with the new checkpoint and the new number of buckets.
 
     Every key keeps the time of its newest emitted tuple, its waiting tuple, and the arrival of its oldest
     pending update. If a new bucket has keys of several old buckets, the keys that came from one old bucket

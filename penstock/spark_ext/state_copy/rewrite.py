@@ -172,7 +172,7 @@ class OldBuckets:
         self._key = list(specification["key"])
         self._places = {int(place.bucket): place for place in copy.buckets}
         self.read = functools.lru_cache(maxsize=1)(self._load)
-        """Returns the state of a bucket; None if it has none."""
+        """Returns the state of a bucket; None if the bucket has no state."""
 
     def _load(self, bucket: int) -> QueueState | None:
         if bucket not in self._places:

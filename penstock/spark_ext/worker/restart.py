@@ -234,7 +234,7 @@ def _check_writable(location: str) -> None:
 
 
 def _id_in(checkpoint: str | None) -> str | None:
-    """Return the id of the query to which a checkpoint on a local disk belongs; None if it has none.
+    """Return the id of the query to which a checkpoint on a local disk belongs; None if it has no id.
 
     If the checkpoint is not a directory or has unknown metadata, the result is also None, because Spark
     itself reports these errors.

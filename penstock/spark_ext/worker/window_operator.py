@@ -84,7 +84,7 @@ class ParcelInputs:
         return [batch for _, batch in sorted(self._arriving[side], key=lambda one: one[0])]
 
     def watermark(self, side: int, delay: int) -> int | None:
-        """Return the watermark of an input, in panes; None if its parcels have none."""
+        """Return the watermark of an input, in panes; None if its parcels have no newest pane."""
         newest = self.newest[side]
         return None if newest is None else newest - delay
 

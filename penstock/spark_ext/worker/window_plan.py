@@ -402,7 +402,7 @@ def partials_of_values(partials: Sequence[Partial]) -> tuple[Partial, ...]:
 
 
 def value_names(partials: Iterable[Partial]) -> dict[str, str]:
-    """Return the columns that `value_columns` makes, by the inputs of partials."""
+    """Map each input of partials to the name of the column that `value_columns` makes for it."""
     texts = dict.fromkeys(one.expression for one in partials if one.expression != "*")
     return {text: f"{RESERVED_PREFIX}value_{number}" for number, text in enumerate(texts)}
 
