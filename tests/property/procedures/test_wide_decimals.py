@@ -170,7 +170,7 @@ def test_machine_code_and_python_do_what_python_does(
         ("x = abs(e.b)", "abs is for numbers, not for decimal(38, 6)", "declare it with up to 18 digits"),
         ("x = e.c < e.c", "< is for numbers", "with == and !=; for < declare it with up to 18 digits"),
         ("x = min(e.b, e.b)", "< is for numbers", "declare it with up to 18 digits"),
-        ("x = int(e.c)", "a decimal(20, 0) is not converted", "put it into the event"),
+        ("x = int(e.c)", "a decimal(20, 0) cannot be converted", "put it into the event"),
         ("x = e.b == e.c", "decimal(38, 6) is compared with decimal(20, 0)", "6 digits after the point"),
         ("x = e.b == 1", "decimal(38, 6) is compared with integer", "a global Decimal with 6 digits"),
         ("x = e.c == SMALL", "decimal(20, 0) is compared with decimal(6)", "0 digits after the point"),

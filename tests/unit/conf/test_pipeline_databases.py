@@ -236,7 +236,7 @@ def test_a_graph_checks_transactions_when_it_is_built() -> None:
         rows.transactions(procedure(), order="later")
     with pytest.raises(InvalidUsageError, match="there is no such option"):
         rows.transactions(procedure(), nulls="drop")  # type: ignore[call-arg]
-    with pytest.raises(InvalidUsageError, match="this is no procedure"):
+    with pytest.raises(InvalidUsageError, match="this is not a procedure"):
         rows.transactions(len)  # type: ignore[arg-type]
     with pytest.raises(InvalidUsageError, match="the event has no amount"):
         rows.select("source").transactions(procedure())
