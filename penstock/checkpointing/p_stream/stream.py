@@ -153,6 +153,10 @@ class PStream:
         """The number of rows ever committed, as of the last refresh."""
         return self.log.end
 
+    def committed_us(self, offset: int) -> int | None:
+        """Return the time of the first commit with rows from an offset on; None if there are none."""
+        return next((commit.time_us for commit in self.log.commits if commit.end > offset), None)
+
     def offset_of(self, start: Start) -> int:
         """Return the current offset of a start; see `PStreamReader`.
 

@@ -91,26 +91,26 @@ class _BatchReader:
         The query.
     promised_s : mapping of str to float
         The promised seconds by class, as far as they are known before the first batch.
-    interrupted_ms : int, optional
-        When the first batch was planned, if an earlier start did not finish it.
+    waiting_since_ms : int, optional
+        Since when rows wait for the first batch.
     """
 
     def __init__(
         self,
         query: StreamingQuery,
         promised_s: Mapping[str, float] | None = None,
-        interrupted_ms: int | None = None,
+        waiting_since_ms: int | None = None,
     ) -> None:
         self._query, self._progress = query, ProgressReader(query)
         self._overdue = OverdueTimers(query.name or str(query.id))
         self._promised_s = _raise_to_least(promised_s or {})
-        self._interrupted_ms = interrupted_ms
+        self._waiting_since_ms = waiting_since_ms
 
     def new(self) -> list[Batch]:
         """Return the batches that ended since the last call, in order."""
         reports = self._progress.new()
         if reports:
-            self._interrupted_ms = None
+            self._waiting_since_ms = None
             self._promised_s = _raise_to_least(
                 {
                     name: one["promised_ms"] / 1000
@@ -119,13 +119,13 @@ class _BatchReader:
                 }
             )
         status = self._query.status if self._promised_s and self._query.isActive else {}
-        # The batch that an earlier start did not finish is late even before it runs again.
-        is_repeated = bool(status) and self._interrupted_ms is not None
-        runs = is_repeated or (status.get("isTriggerActive") and status.get("isDataAvailable"))
+        # Rows that wait for the first batch are late even before it runs.
+        is_awaited = bool(status) and self._waiting_since_ms is not None
+        runs = is_awaited or (status.get("isTriggerActive") and status.get("isDataAvailable"))
         if reports or not runs:
             self._overdue.end()
         if runs and not self._overdue.active:
-            since_us = 1000 * self._interrupted_ms if self._interrupted_ms is not None else now_us()
+            since_us = 1000 * self._waiting_since_ms if self._waiting_since_ms is not None else now_us()
             self._overdue.begin(self._promised_s, (now_us() - since_us) / 1e6)
         return [_batch(report) for report in reports]
 
@@ -264,8 +264,8 @@ def _follow_graph(
             starts = running.starts(RESULTS)
             batches += [] if reader is None else reader.new()
             for query in starts[followed:]:  # the earlier ones have ended
-                interrupted_ms = None if followed else running.interrupted_ms
-                reader = _BatchReader(query, running.promised_s, interrupted_ms)
+                waiting_since_ms = None if followed else running.waiting_since_ms
+                reader = _BatchReader(query, running.promised_s, waiting_since_ms)
                 batches += reader.new()
             followed = len(starts)
         except (PenstockError, PySparkException, Py4JError, ConnectionError, JSONDecodeError) as error:

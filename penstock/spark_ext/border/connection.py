@@ -71,6 +71,7 @@ __all__ = [
     "is_lost_server",
     "is_writer",
     "observed_metrics",
+    "options_of_p_streams",
     "own_workers_of",
     "p_stream_options",
     "plan_of_writer",
@@ -245,7 +246,7 @@ def check_own_readers(*inputs: DataFrame) -> None:
         If two sources have the same reader name.
     """
     seen: set[tuple[str, str]] = set()
-    for options in (options for df in inputs for options in _options_of_p_streams(df)):
+    for options in (options for df in inputs for options in options_of_p_streams(df)):
         if "reader" not in options:
             continue
         reader = options["reader"], options.get("path", "").rstrip("/")
@@ -257,7 +258,7 @@ def check_own_readers(*inputs: DataFrame) -> None:
         seen.add(reader)
 
 
-def _options_of_p_streams(df: DataFrame) -> Iterator[dict[str, str]]:
+def options_of_p_streams(df: DataFrame) -> Iterator[dict[str, str]]:
     """Yield the options of each p-stream that a streaming query reads."""
     if is_connect(df.sparkSession):
         frame: Any = df

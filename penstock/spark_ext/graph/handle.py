@@ -97,9 +97,9 @@ class RunningGraph:
         The graph's directory.
     promised_s : dict of str to float
         The staleness in seconds that freshness contracts of the results' query promise, by class.
-    interrupted_ms : int or None
-        The time when the unfinished micro-batch of the last start was planned; None if there is none or no
-        promise.
+    waiting_since_ms : int or None
+        Since when rows wait for the first micro-batch of the results' query; None if that is unknown, or
+        there is no promise.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class RunningGraph:
         drain: bool,
         recovery: GraphRecovery | None,
         promised_s: Mapping[str, float] | None = None,
-        interrupted_ms: int | None = None,
+        waiting_since_ms: int | None = None,
     ) -> None:
         self.name = plan.name
         self.plan = plan
         self.schema = schema
         self.checkpoint = directory.location
         self.promised_s = promised_s or {}
-        self.interrupted_ms = interrupted_ms
+        self.waiting_since_ms = waiting_since_ms
         self._spark = spark
         self._directory = directory
         self._recovery = recovery

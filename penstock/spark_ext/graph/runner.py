@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.checkpointing.graph.directory import GraphDirectory
+from penstock.checkpointing.graph.waiting import find_waiting_since_ms
 from penstock.checkpointing.p_stream import EARLIEST, PStream
 from penstock.checkpointing.trace import trace
 from penstock.dataflow import Graph, Persist, Statistics
@@ -31,7 +32,7 @@ from penstock.dataflow.nodes import Materialize, Node, Sink, Source, rebuild, to
 from penstock.dataflow.nodes.trigger import find_promises, find_trigger_interval
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.register import register
-from penstock.spark_ext.border.connection import is_connect
+from penstock.spark_ext.border.connection import is_connect, options_of_p_streams
 from penstock.spark_ext.border.types import check_same, spark_schema, stored_schema
 from penstock.spark_ext.graph.checks import check_runnable, holds_back
 from penstock.spark_ext.graph.frames import Frames, SinkInput
@@ -200,6 +201,9 @@ def start(
     for reading in chain.from_iterable(readings.values()):
         PStream(reading.location).subscribe(reading.reader, EARLIEST)
     promised_s = find_promises(results)
+    waiting_since_ms = None
+    if promised_s and not available_now:
+        waiting_since_ms = find_waiting_since_ms(directory, RESULTS, options_of_p_streams(written.rows))
     return RunningGraph(
         spark,
         plan,
@@ -210,7 +214,7 @@ def start(
         drain=drain,
         recovery=recovery,
         promised_s=promised_s,
-        interrupted_ms=directory.interrupted_ms(RESULTS) if promised_s else None,
+        waiting_since_ms=waiting_since_ms,
     )
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from penstock import _clock
 from penstock.checkpointing.graph.directory import GraphDirectory, QueryProgress
 from penstock.checkpointing.graph.facts import Markers, facts_of
+from penstock.checkpointing.graph.waiting import find_waiting_since_ms
 from penstock.cli import app
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
@@ -98,6 +102,37 @@ def test_a_planned_micro_batch_that_is_not_committed_is_as_old_as_its_plan(tmp_p
     for damaged in ("", "v1", "v1\n{}", "v1\n[", "v1\n7", 'v1\n{"batchTimestampMs":"x"}'):
         plan.write_text(damaged)
         assert directory.interrupted_ms("again") is None
+
+
+def test_rows_wait_since_the_plan_of_their_micro_batch_or_the_commit_of_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = count(1)
+    monkeypatch.setattr(_clock, "now_us", lambda: 1_000_000 * next(seconds))
+    stream = write_graph(tmp_path / "graph")
+    options = {"path": stream.files.location}
+    stream.refresh()
+    commits_ms = [commit.time_us // 1000 for commit in stream.log.commits]
+    assert len(set(commits_ms)) == 3
+
+    def since(
+        planned: Sequence[Sequence[object]], *, start: str | None = None, committed: int = 0
+    ) -> int | None:
+        place = tmp_path / f"{len(planned)}-{start}-{committed}"
+        write_logs(place, "results", planned=planned, committed=committed)
+        given = options | ({} if start is None else {"start": start})
+        return find_waiting_since_ms(GraphDirectory(place), "results", [given])
+
+    assert since([[offset(stream, 10)]]) == commits_ms[1]
+    assert since([[offset(stream, 15)]]) == commits_ms[1]
+    assert since([[offset(stream, 30)]]) is None
+    assert since([], committed=-1) == commits_ms[0]
+    assert since([], start="latest", committed=-1) is None
+    assert since([[offset(stream, 20)]], start="latest") == commits_ms[2]
+    # A planned micro-batch is older than all rows that it does not have.
+    plan = tmp_path / "graph/queries/results/offsets/2"
+    plan.write_text(plan.read_text().replace('{"batchWatermarkMs": 0', '{"batchTimestampMs": 1234'))
+    assert find_waiting_since_ms(GraphDirectory(tmp_path / "graph"), "results", [options]) == 1234
 
 
 def test_facts_tell_offsets_lag_and_markers(tmp_path: Path) -> None:
