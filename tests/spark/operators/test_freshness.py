@@ -15,6 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
+from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.conf.pipeline import Pipeline
+from penstock.jobs.pipelines.run import run_pipeline
 from penstock.spark_ext.border.connection import is_connect
 from penstock.spark_ext.pacing import Intervals, Pace
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of
@@ -213,3 +216,28 @@ def test_each_query_of_a_session_has_the_least_interval_of_its_buckets(
         for query in queries:
             query.stop()
     assert "trigger interval" not in caplog.text
+
+
+def test_a_start_knows_since_when_rows_of_a_p_stream_wait(spark: SparkSession, tmp_path: Path) -> None:
+    rows = quotes([("a", 1, 1.0)])
+    with PStreamWriter(tmp_path / "in", rows.schema, threads=1) as writer:
+        writer.append(rows)
+        writer.flush()
+    (commit,) = PStream(tmp_path / "in").log.commits
+    pipeline = Pipeline.model_validate(
+        {
+            "source": {"type": "pstream", "path": str(tmp_path / "in")},
+            "queue": {"key": "k", "time": "t", "buckets": 1, "freshness": {"p95": "10 minutes"}},
+            "sink": {"type": "noop"},
+            "query": {"checkpoint": str(tmp_path / "checkpoint")},
+        }
+    )
+    running = run_pipeline(pipeline, spark)
+    try:
+        assert running.waiting_since_ms == commit.time_us // 1000
+        wait(running.queries["results"], lambda: len(penstock.metrics(running)) > 0)
+    finally:
+        running.stop()
+    again = run_pipeline(pipeline, spark)
+    again.stop()
+    assert again.waiting_since_ms is None
