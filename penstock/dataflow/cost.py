@@ -71,7 +71,7 @@ def choose(
     Each reader reads every tuple once, and again `REREADS` times on average. Without a p-stream all readers
     read the source. With a p-stream, the source is read once and the p-stream is written; then all readers
     read the p-stream. So for a single reader, a p-stream pays only if it stores a small part of the source.
-    For several readers, it pays sooner.
+    For several readers, a p-stream pays sooner.
 
     Parameters
     ----------

@@ -77,7 +77,7 @@ class PhysicalPlan:
         The graph as written.
     root : Node
         The graph that runs. Operators above a `Materialize` run before persistence, a `PushedScan` runs in a
-        reader, and Spark runs the rest.
+        reader, and Spark runs all other operators.
     changes : tuple of pairs of str
         The changes that the rules made, in order. Each pair has the rule's name and a description.
     choices : tuple of Choice

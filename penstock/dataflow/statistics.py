@@ -88,10 +88,10 @@ def measure(
     sample : pyarrow.Table or mapping of str to pyarrow.Table
         Sample of the only source, or samples by source name.
     compress : bool
-        Whether to compress columns to learn their size in a p-stream. That needs kernels, which are compiled
-        at the first use on a machine.
+        Whether to compress columns to learn their size in a p-stream. Compression needs kernels, which are
+        compiled at the first use on a machine.
     most_rows : int
-        How many rows of a sample to use, from its beginning. The default is the number of rows in a p-unit.
+        The number of rows of each sample to use, from its beginning. The default is the size of a p-unit.
 
     Raises
     ------

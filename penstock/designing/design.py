@@ -63,8 +63,8 @@ def design(
         The directory of a database. The requests are the calls since the database's newest version. Another
         process may have the database open meanwhile.
     tables : mapping, optional
-        With `requests`, the rows of the tables before the requests. They are needed if procedures use
-        indexes, or compute keys that the events do not determine; such procedures run in Python over these
+        With `requests`, the rows that the tables have before the requests. The rows are needed if procedures
+        use indexes, or compute keys that the events do not determine. Such procedures run in Python over the
         rows. With `log`, the rows come from the log.
     partitions : int
         The number of partitions, 2 to 64.

@@ -67,8 +67,8 @@ class TableOption:
 class Workload:
     """The records of a trace, with the partitions that each record needs under each option.
 
-    Some records have a second mask: the partitions that the record needs if no attribute routes it. These are
-    the records of routable procedures in a trace with `Trace.actual`.
+    If the trace has `Trace.actual`, the records of procedures with routing attributes have a second mask: the
+    partitions that the record needs if no attribute routes it.
 
     Attributes
     ----------

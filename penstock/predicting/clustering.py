@@ -74,8 +74,8 @@ def select_features(
 ) -> tuple[tuple[Feature, ...], float]:
     """Return the set of features with the least penalty, by feed-forward selection (H-Store §5.4.2).
 
-    Round n scores sets of n features. It uses only features that occur in the best tenth of the previous
-    round's sets. The search ends once a round finds no better set.
+    Round n scores sets of n features. Only features in the best tenth of the previous round's sets are used.
+    The search ends once a round finds no better set.
 
     Parameters
     ----------

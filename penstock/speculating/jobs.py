@@ -38,7 +38,7 @@ class Job:
     first_query_us : float
         The time from the start to the first remote query; -1 until a remote query has its result.
     restarts : int
-        How often the transaction has started again.
+        The number of times that the transaction has started again.
     fails : bool
         Whether the transaction aborts or starts again.
     beside : dict

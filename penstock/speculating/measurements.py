@@ -45,7 +45,7 @@ class Measurements:
     ----------
     us, counted : float, int
         The time at which the clients had submitted all transactions, and the number of transactions that had
-        ended by then.
+        ended until this time.
     committed, speculated, restarted, rolled_back, prefetched : int
         Five counts: transactions that ended; speculative transactions among the transactions that ended;
         distributed transactions that started again; speculative transactions that were undone; queries that

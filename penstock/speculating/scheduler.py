@@ -88,7 +88,7 @@ class SpeculativeRun:
         Whether the transaction precedes the distributed transaction, which had executed nothing in the
         partition yet.
     executed : int
-        The number of steps that the distributed transaction had executed by then, in all partitions.
+        The number of steps that the distributed transaction had executed before the run, in all partitions.
     """
 
     transaction: Transaction
@@ -114,7 +114,7 @@ class Stall:
     has_executed : bool
         Whether the partition has run queries before the distributed transaction requested them.
     speculated : list of SpeculativeRun
-        The transactions that ran in the partition meanwhile, in this order.
+        The transactions that ran in the partition during the stall, in this order.
     """
 
     transaction: Transaction
@@ -138,8 +138,9 @@ class Scheduler:
     rules : ConflictRules
         The rules for conflicts.
     mode : str
-        How the scheduler finds conflicts: by ``tables`` or by ``rows`` before transactions run, or with
-        ``occ`` when the distributed transaction prepares. With ``none``, no transaction runs speculatively.
+        With ``tables`` or ``rows``, the scheduler finds conflicts by table or row, before transactions run.
+        With ``occ``, it finds conflicts when the distributed transaction prepares. With ``none``, no
+        transaction runs speculatively.
     keeps_order : bool
         If true, results are as if a distributed transaction preceded all transactions that run at its stalls.
         Otherwise results are as in some serial order.

@@ -45,7 +45,7 @@ class State(NamedTuple):
     name : int
         The position of the query's name.
     counter : int
-        How often the transaction has executed this query before.
+        The number of times that the transaction has executed this query before.
     partitions : int
         A mask with a bit for each partition that the query accesses.
     previous : int

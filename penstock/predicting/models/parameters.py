@@ -82,7 +82,7 @@ class Source:
     coefficient : float
         The share of invocations in the trace in which attribute and key column were equal.
     is_exact : bool
-        Whether the compiler derived the source. Such a source always holds.
+        Whether the compiler derived the source, so that it holds in every transaction.
     is_digits : bool
         Whether the attribute is a text of digits, which stands for a number in the key.
     """
@@ -97,7 +97,7 @@ class Source:
 
 
 class Limit(StrEnum):
-    """How an attribute limits the number of times that a query is executed."""
+    """The ways in which an attribute limits the number of times that a query is executed."""
 
     LENGTH = "length"
     """The query is executed at most once for each element of the list."""

@@ -137,7 +137,7 @@ class Footprints:
     placements : mapping
         The placements of partitioned tables. No transaction that can run in a partition writes other tables.
     level : str
-        How conflicts are found: by ``tables`` or by ``rows``.
+        ``tables`` or ``rows``: whether conflicts are found by table or by row.
 
     Attributes
     ----------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["EarlyRequests", "Kind", "Offer", "Plan"]
 
 _SLOTS_PER_ACCESS = 16
-"""The number of slots per access. It is so large that different rows rarely have the same slot."""
+"""The number of slots per access; with so many slots, different rows rarely share a slot."""
 
 _DECLARED_TYPES = GROUPED_TYPES | {Decimal, list}
 """Python types whose values Arrow can cast to the type that a procedure declares for an attribute."""
@@ -159,7 +159,7 @@ class Plan:
         wanted, waits : ndarray
             See `choose_early`.
         stalled : ndarray, optional
-            Whether each request runs meanwhile.
+            Whether each request is part of the call that stalls the partitions.
         accesses : Footprint, optional
             Further accesses with which the chosen requests must not conflict.
         """

@@ -83,7 +83,7 @@ class PythonCall:
     prefetched, used : int
         The number of prefetched queries, and the number of prefetched results that the transactions used.
     restarts : int
-        How often the transaction started again.
+        The number of times that the transaction started again.
     """
 
     def __init__(

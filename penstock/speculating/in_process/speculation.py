@@ -100,7 +100,7 @@ class Speculation:
     database : Database
         The database with the procedures.
     level : str
-        How conflicts are found: by ``tables`` or by ``rows``.
+        ``tables`` or ``rows``: whether conflicts are found by table or by row.
     optimistic : bool
         Whether conflicts are found only after the transactions have run.
 
@@ -160,7 +160,7 @@ class Speculation:
         )
 
     def read(self, program: Program, events: pa.RecordBatch) -> tuple[Footprint, Numbers] | None:
-        """Return the accesses of transactions and their partitions; None if rows are not known beforehand."""
+        """Return the accesses and the partitions of transactions; None if they are unknown before the run."""
         route = self._tables.route(program)
         if route.obstacle is not None or _finds(route):
             return None
