@@ -235,7 +235,7 @@ def test_a_name_that_only_a_failed_request_took_is_free_again(s3: S3Server, stat
 def test_a_name_that_is_always_called_taken_but_never_is_ends_in_an_error(s3: S3Server) -> None:
     directory = _fresh(s3)
     s3.refuse = lambda request: 412 if request.operation == "PUT" else None
-    with pytest.raises(UnavailableError, match="create and delete"):
+    with pytest.raises(UnavailableError, match="keep creating and deleting"):
         directory.publish("f", b"content")
 
 

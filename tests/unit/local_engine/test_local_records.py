@@ -378,7 +378,7 @@ def test_options_of_sparks_connector_are_known() -> None:
         ({"subscribe": "a", "startingOffsets": "first"}, "is not JSON of topics"),
         ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "is not a number"),
         ({"subscribe": "a", "kafka.auto.offset.reset": "latest"}, "is fixed"),
-        ({"subscribe": "a", "kafka.ssl.truststore.location": "x"}, "only Kafka's Java client"),
+        ({"subscribe": "a", "kafka.ssl.truststore.location": "x"}, "only in Kafka's Java client"),
         ({"subscribe": "a", "failOnDataLoss": "no"}, "is wrong"),
         ({"subscribePattern": "("}, "is not a regular expression"),
     ],

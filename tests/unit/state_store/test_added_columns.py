@@ -66,7 +66,7 @@ def test_tuples_that_waited_have_null_in_added_columns(semantics: Semantics) -> 
         *rows(NEW, 12, 13).to_pylist(),
     ]
     assert served == expected
-    with pytest.raises(CorruptDataError, match="a block's columns differ"):
+    with pytest.raises(CorruptDataError, match="a block's stored columns differ"):
         queue(OLD).restore(units)
 
 

@@ -169,7 +169,7 @@ def test_an_existing_p_stream_keeps_its_key(tmp_path: Path) -> None:
     PStreamWriter(tmp_path / "plain", SCHEMA).close()
     with pytest.raises(InvalidUsageError, match="created with another key"):
         PStreamWriter(tmp_path / "plain", **LOG)
-    with pytest.raises(InvalidUsageError, match="no update log"):
+    with pytest.raises(InvalidUsageError, match="not an update log"):
         compact(PStream(tmp_path / "plain"))
     with pytest.raises(InvalidUsageError, match="is reserved for compactions"):
         PStreamWriter(tmp_path / "s", writer="penstock.compactor")
