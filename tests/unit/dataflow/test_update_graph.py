@@ -121,7 +121,7 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
     (lambda: stream().union(stream("b"), prefer="c"), "no such input to prefer.*one of a, b"),
     (
         lambda: stream().where("v > 1").union(stream().where("v < 0"), prefer="a"),
-        "several inputs have the name",
+        "several inputs have the preferred name",
     ),
     (lambda: _join(stream("b").select("k", "t", "v")), "two columns have the same name.*column=v"),
     (lambda: _join(stream("b", "w").select("k", "t", w2="w", w="w")), "two columns|joined by their key"),
