@@ -153,7 +153,7 @@ def round_decimals(numbers: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa
     pyarrow.ArrowInvalid
         If a number has too many digits for the type.
     """
-    # Arrow rounds wrongly if the result does not fit, and its cast checks only that 128 bits hold the number.
+    # Refuse large numbers first: if the result does not fit, Arrow rounds to a wrong number without an error.
     half = Decimal("0.5") if kind.scale < _DIGITS else 0
     too_large = _CONTEXT.subtract(Decimal(10**kind.precision), half).scaleb(-kind.scale, _CONTEXT)
     if pc.any(pc.greater_equal(pc.abs(numbers), pa.scalar(too_large, WIDE_DECIMAL))).as_py():

@@ -85,7 +85,7 @@ def missing_rows(rows: npt.NDArray[np.int64], read: list[npt.NDArray[np.int64]],
 def scatter(
     parts: list[pa.RecordBatch], rows: list[npt.NDArray[np.int64]], count: int, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Return a batch of `count` rows: the rows of `parts` at the positions `rows`, nulls elsewhere."""
+    """Return a batch of `count` rows with the rows of `parts` at positions `rows`. Other rows are null."""
     if not count:
         return pa.RecordBatch.from_pylist([], schema)
     table = pa.Table.from_batches(parts, schema)

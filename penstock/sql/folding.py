@@ -55,7 +55,7 @@ def may_drop_failure(tree: Tree, typed: _Type) -> bool:
 
 
 def _is_value(node: Tree, typed: _Type) -> bool:
-    """Return whether a node is a calculation, a choice between calculations, or cannot fail."""
+    """Return whether a node cannot fail, or is a calculation, or is a choice between calculations."""
     node = node.unnest()
     if not typed(node)[1]:
         return node.kind != "null"

@@ -1,7 +1,8 @@
 """Claims: rows of an update log that a reader may read again, and must find unchanged.
 
-Before a reader plans a micro-batch, it claims the rows in the log. A later compaction keeps the commits that
-it replaces for these rows. So a micro-batch that runs again reads the same rows.
+Before a reader plans a micro-batch, it claims the rows in the log. If a later compaction replaces commits
+with claimed rows, the log keeps the old commits for the reader. So a micro-batch that runs again reads the
+same rows.
 """
 
 from __future__ import annotations
