@@ -281,7 +281,7 @@ def _partitions() -> None:
     guard = np.array([3, 2, 0, 0])
     guard_kernels.leaves(guard, some.copy(), 0, 0, 5)
     guard_kernels.needs_all(guard, some.copy(), 0)
-    guard_kernels.keeps_shared(guard, 0)
+    guard_kernels.is_write_forbidden(guard, 0)
     model = MarkovModel(2, [False])
     model.add([Query(0, 1)], aborted=False)
     model.process()

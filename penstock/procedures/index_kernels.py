@@ -49,7 +49,7 @@ _LINE_BITS = 2
 """A cache line has four entries."""
 _LINE = np.int64(3)
 _S2 = np.uint64(_LINE_BITS)
-_AHEAD = 16
+_PREFETCH_DISTANCE = 16
 """The distance in entries at which the memory of new entries is prefetched."""
 
 
@@ -216,8 +216,8 @@ def remove_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
 def add_entries(entries: Entries, shift: int, words: Entries, slots: Entries) -> None:
     """Add entries of distinct keys; the index must have room for them."""
     for i in range(words.shape[0]):
-        if i + _AHEAD < words.shape[0]:
-            prefetch_entry(entries, shift, words[i + _AHEAD])
+        if i + _PREFETCH_DISTANCE < words.shape[0]:
+            prefetch_entry(entries, shift, words[i + _PREFETCH_DISTANCE])
         put_entry(entries, shift, words[i], slots[i])
 
 

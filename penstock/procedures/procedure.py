@@ -31,7 +31,7 @@ from penstock.procedures.workflows.streams import StreamSpec
 
 __all__ = ["Procedure"]
 
-_PARTS = (ast.Tuple, ast.Starred, ast.Slice)
+_INNER_NODES = (ast.Tuple, ast.Starred, ast.Slice)
 """Expressions that are compiled together with the expression around them."""
 
 
@@ -215,7 +215,7 @@ def _check_constructs(text: ProcedureText) -> None:
         is_supported = True
         if isinstance(node, ast.stmt) and node is not text.tree:
             is_supported = hasattr(Statements, f"_{kind}_statement")
-        elif isinstance(node, ast.expr) and not isinstance(node, _PARTS):
+        elif isinstance(node, ast.expr) and not isinstance(node, _INNER_NODES):
             is_supported = hasattr(Statements, f"_{kind}")
         if not is_supported:
             raise text.unsupported(node)

@@ -63,7 +63,7 @@ KERNELS = {
     "markov_kernels": {"sweep_tables"},
     "walk_kernels": {"resolve", "walk", "walk_all"},
     "runtime_kernels": {"find_numbers", "count_votes"},
-    "guard_kernels": {"leaves", "needs_all", "keeps_shared", "plan"},
+    "guard_kernels": {"leaves", "needs_all", "is_write_forbidden", "plan"},
     "cost_kernels": {
         *("_bits", "add_accesses", "merge", "add_bases", "count_distributed", "count_loads", "skew_factor")
     },

@@ -63,7 +63,7 @@ class Operation:
 
 Refs = frozenset[str]
 _NO_REFS: Refs = frozenset()
-_LONG = frozenset({ast.Call, ast.IfExp, ast.BoolOp})
+_SHOWN_BY_NAME = frozenset({ast.Call, ast.IfExp, ast.BoolOp})
 """If a value contains one of these expressions, its description is only the name of its variable."""
 
 
@@ -255,7 +255,7 @@ class _Finder:
     def _store(self, target: ast.expr, value: ast.expr, refs: Refs) -> None:
         if isinstance(target, ast.Name):
             rows = self.rows(value)
-            is_short = not refs and not _LONG.intersection(map(type, ast.walk(value)))
+            is_short = not refs and not _SHOWN_BY_NAME.intersection(map(type, ast.walk(value)))
             self.frame.names[target.id] = _Known(refs, rows, self.inline_names(value) if is_short else None)
         elif isinstance(target, ast.Attribute):
             for row in self.rows(target.value):

@@ -15,7 +15,7 @@ from penstock.procedures.schema import Kind, conversion_hint
 
 __all__ = ["ProcedureText", "all_texts", "procedure_text", "read"]
 
-_UNREAD = ("ctx", "kind", "type_comment", "type_params")
+_IGNORED_FIELDS = ("ctx", "kind", "type_comment", "type_params")
 """Fields of syntax trees that have no meaning, or that only some versions of Python have."""
 
 _SUBSET = "docs/concepts/transactions.md lists what it may have; plain=True runs any Python"
@@ -193,7 +193,7 @@ def _normal(node: Any) -> Any:
         return [_normal(element) for element in node]
     if not isinstance(node, ast.AST):
         return node
-    fields = {name: _normal(value) for name, value in ast.iter_fields(node) if name not in _UNREAD}
+    fields = {name: _normal(value) for name, value in ast.iter_fields(node) if name not in _IGNORED_FIELDS}
     return [type(node).__name__, {name: value for name, value in fields.items() if value not in (None, [])}]
 
 

@@ -133,7 +133,7 @@ class WriteAheadLog:
             writer.write_table(calls)
         content = memoryview(sink.getvalue())
         header = _RECORD.pack(_MARK, len(content), offset, zlib.crc32(content))
-        self._go_on(_RECORD_HEADER_BYTES + len(content))
+        self._continue_in_next_part(_RECORD_HEADER_BYTES + len(content))
         self._file.append(header + _CHECKSUM.pack(zlib.crc32(header)), content)
         self._check_newest()
 
@@ -143,7 +143,7 @@ class WriteAheadLog:
         if next_session.exists() or not self._oldest.is_linked:
             raise FencedError("another process has opened this database", location=self._directory.parent)
 
-    def _go_on(self, size_bytes: int) -> None:
+    def _continue_in_next_part(self, size_bytes: int) -> None:
         """Continue with the next part if this part has no room for a record and the next part is ready."""
         used = self._file.size_bytes
         if self._next is None:

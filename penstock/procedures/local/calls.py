@@ -15,7 +15,7 @@ from penstock.procedures.schema import Kind
 
 __all__ = ["Calls"]
 
-_DEEPEST = 16
+_MAX_DEPTH = 16
 """The maximum depth of calls between procedures."""
 
 
@@ -57,8 +57,8 @@ class Calls(Emissions):
 
         `place` identifies the call in every pass over the text.
         """
-        if len(self.scopes.stack) >= _DEEPEST or any(scope.text is text for scope in self.scopes.stack):
-            fact = f"{text.name} calls itself, maybe through others, or is deeper than {_DEEPEST} calls"
+        if len(self.scopes.stack) >= _MAX_DEPTH or any(scope.text is text for scope in self.scopes.stack):
+            fact = f"{text.name} calls itself, maybe through others, or is deeper than {_MAX_DEPTH} calls"
             raise self.wrong(node, fact, "write a loop")
         # A call has the same number in each pass, even if a pass skips earlier calls.
         number = self.facts.calls.setdefault(place, len(self.facts.calls) + 1)

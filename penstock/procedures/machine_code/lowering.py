@@ -159,7 +159,7 @@ class Lowering:
         turns = self._new_place(types.int64, "turns")
         place = self._new_place(types.int64, "at")
         builder.store(start, place)
-        builder.store(self._count_turns(start, stop, step), turns)
+        builder.store(self._count_iterations(start, stop, step), turns)
         head, body, again, after = (
             builder.append_basic_block(name) for name in ("head", "body", "again", "after")
         )
@@ -175,7 +175,7 @@ class Lowering:
         self._go(head)
         builder.position_at_end(after)
 
-    def _count_turns(self, start: Any, stop: Any, step: Any) -> Any:
+    def _count_iterations(self, start: Any, stop: Any, step: Any) -> Any:
         """Return the number of iterations of a range, which always fits into 64 bits without a sign."""
         builder, one, zero = self._builder, ir.Constant(_INT64, 1), ir.Constant(_INT64, 0)
         if isinstance(step, ir.Constant):

@@ -9,7 +9,7 @@ from penstock._kernels import kernel
 from penstock.procedures.texts import Numbers
 from penstock.state_store.keys.key_words import hash_word
 
-__all__ = ["GUARD_HEAD", "keeps_shared", "leaves", "needs_all", "plan"]
+__all__ = ["GUARD_HEAD", "is_write_forbidden", "leaves", "needs_all", "plan"]
 
 GUARD_HEAD = 3
 """The number of fields at the start of a guard: the array that tells a kernel which accesses are allowed.
@@ -46,7 +46,7 @@ def needs_all(guard: Numbers, touched: Numbers, i: int) -> bool:
 
 
 @kernel
-def keeps_shared(guard: Numbers, i: int) -> bool:
+def is_write_forbidden(guard: Numbers, i: int) -> bool:
     """Return whether event `i` may not write replicated tables."""
     return i < guard[2]
 

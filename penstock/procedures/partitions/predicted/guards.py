@@ -36,7 +36,7 @@ __all__ = [
 DEVIATES = -1_000_000
 """The number that the kernel writes to ``control[0]`` if a transaction deviates from its prediction."""
 _IMPORTS = """from penstock.procedures.partitions.predicted.guard_kernels import (
-    keeps_shared,
+    is_write_forbidden,
     leaves,
     needs_all,
 )
@@ -214,7 +214,7 @@ class _Guards:
             elif isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store):
                 name = ast.unparse(part.value)
                 if name.endswith("_dirty") and self._places[_number(name)] is None:
-                    yield "keeps_shared(guard, i)"
+                    yield "is_write_forbidden(guard, i)"
 
     def _call_checks(self, call: ast.Call, function: str) -> Iterator[str]:
         table = ast.unparse(call.args[0]) if call.args else ""
@@ -226,7 +226,7 @@ class _Guards:
         elif function in _INDEX_READS and self._places[_number(table)] is not None:
             yield self._index_check(call, table)
         elif function == "remove_entry" and self._places[_number(table)] is None:
-            yield "keeps_shared(guard, i)"
+            yield "is_write_forbidden(guard, i)"
 
     def _index_check(self, call: ast.Call, table: str) -> str:
         """Return the check of an index look-up.

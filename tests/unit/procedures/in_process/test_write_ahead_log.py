@@ -186,7 +186,7 @@ def test_a_fenced_session_goes_on_in_no_new_part(tmp_path: Path, how: str) -> No
     assert not next_part.exists()
     # A thread of the old session may be late, and create the part now.
     old._next = None
-    old._go_on(1)
+    old._continue_in_next_part(1)
     wait_for_room(old)
     with pytest.raises(FencedError):
         old.append(2, calls(50, 1)) if how == "append" else old.begin_part()
@@ -225,7 +225,7 @@ def test_a_log_goes_on_if_the_disk_has_no_space_for_zeros(
                 raise OSError(28, "no space")
 
             patched.setattr(AppendedFile, where, refuse)
-        log._go_on(1)
+        log._continue_in_next_part(1)
         with pytest.raises(UnavailableError, match="free some space"):
             wait_for_room(log)
     assert not (tmp_path / log._part.following.name).exists()
