@@ -112,7 +112,7 @@ class _Probe:
 
 
 def _calibrate(spark: SparkSession, work: Path) -> _Valuation:
-    """Return the query, with the number of random walks at which a tuple costs `_COST_US` in an update queue.
+    """Return the query with as many random walks as make a tuple cost `_COST_US` in an update queue.
 
     The first guess comes from running the query alone on all cores. Then an update queue runs the query, and
     measures the cost of a tuple together with Spark's other work. The first batches are ignored, because the

@@ -32,7 +32,7 @@ class WindowSpec:
 
     def __post_init__(self) -> None:
         if self.slide < 1 or self.size < self.slide:
-            raise InvalidUsageError("no windows of panes", size=self.size, slide=self.slide)
+            raise InvalidUsageError("the slide is not from 1 to the size", size=self.size, slide=self.slide)
 
     @property
     def overlap(self) -> int:

@@ -111,8 +111,8 @@ def _factors_of(values: Ints) -> tuple[int, Ints]:
 def _divide(values: Ints, out: Any) -> int:
     """Divide each difference from the first value by the common divisor; return the divisor.
 
-    The divisor is 0 if all values are equal. A multiple of an odd number, times the number's inverse modulo
-    2**64, is the quotient. A number that is not a multiple gives a product beyond every possible quotient.
+    The divisor is 0 if all values are equal. To divide by an odd number, multiply by its inverse modulo
+    2**64. A difference that is not a multiple of the odd number gives a product greater than every quotient.
     If the divisor's power of two does not divide a difference, the quotient times the divisor differs from
     the difference. Products are unsigned, because the compiler may assume that signed products never
     overflow.

@@ -70,7 +70,7 @@ def pack_pipeline(
     """
     if not out.name.endswith(_TAR if prefix is not None else (".zip", *_TAR)):
         suffixes = ".tar.gz" if prefix is not None else ".zip or .tar.gz"
-        raise InvalidUsageError("an archive of another kind", out=out, hint=f"its name ends with {suffixes}")
+        raise InvalidUsageError("unknown archive type", out=out, hint=f"use a name that ends in {suffixes}")
     extra = find_modules(list(modules))
     files: dict[str, Path] = {RUN_SCRIPT: _SCRIPT}
     name = pipeline

@@ -52,7 +52,7 @@ def _tables(texts: Iterable[str]) -> dict[str, str]:
             )
         if name.strip() in found:
             raise InvalidUsageError(
-                "there are two --table of one table",
+                "two --table options have the same table",
                 table=name.strip(),
                 hint="write all columns of the table in one --table",
             )

@@ -176,7 +176,7 @@ class KeyRecords:
         seen = np.zeros(len(self), np.bool_)
         seen[ids] = True
         if np.count_nonzero(seen) < len(ids):
-            raise CorruptDataError("a block has a key twice", block="cells")
+            raise CorruptDataError("a key occurs twice in a block", block="cells")
         self._set(ids, block.columns[len(self._key) :])
         return ids, ids[waiting]
 

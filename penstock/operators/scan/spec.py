@@ -262,7 +262,7 @@ class Fragments:
 
     @property
     def without_watermark(self) -> Fragments:
-        """The same fragments without the newest time."""
+        """These fragments without the column of the newest time."""
         partials = tuple(partial for partial in self.partials if partial.name != NEWEST)
         return replace(self, partials=partials, delay_ms=0)
 

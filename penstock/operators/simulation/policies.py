@@ -49,8 +49,8 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
     -------
     pyarrow.Table
         One row per queue with ``queue``, ``results``, ``queue_staleness`` and ``application_staleness``.
-        Staleness is averaged over time and keys, in numbers of updates of the stream. The last rows have only
-        queue staleness: the optimum, if there are few enough keys to compute it, and a lower bound. Both are
+        Staleness is averaged over time and keys, in numbers of updates of the stream. The last rows are
+        the optimum, which is computed only for few keys, and a lower bound. They have only queue staleness,
         for an infinite run.
 
     Raises

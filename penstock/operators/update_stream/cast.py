@@ -41,7 +41,7 @@ def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for column, field in zip(columns, schema, strict=True):
         if not field.nullable and column.null_count:
             raise ValueError(f"the column {field.name} has nulls where none may be")
-    # If there are no arrays, only the batch has the number of rows.
+    # A batch that is made from no arrays would lose its number of rows.
     return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else batch.select([])
 
 

@@ -93,7 +93,7 @@ class InitialRows:
             read = rows.toArrow() if isinstance(rows, DataFrame) else rows
             table = pa.Table.from_batches(batches_of(read, spec.schema, owner=name), spec.schema)
             if table.group_by(list(spec.key)).aggregate([]).num_rows < table.num_rows:
-                raise InvalidUsageError("two rows have one key", table=name, key=", ".join(spec.key))
+                raise InvalidUsageError("two rows have the same key", table=name, key=", ".join(spec.key))
             if spec.partition_by is None:  # each bucket has a copy; Spark sends equal objects once
                 copied = list(to_parcels(table.to_batches()))
                 for own in parcels:

@@ -114,7 +114,7 @@ def rescale_state(
     >>> penstock.rescale_state("/ck/loads", "/var/lib/penstock", "/ck/wider", buckets=32)  # doctest: +SKIP
     """
     if buckets < 1:
-        raise InvalidUsageError("less than one bucket is asked for", buckets=buckets)
+        raise InvalidUsageError("the number of buckets is less than 1", buckets=buckets)
     copy = plan_copy(checkpoint, path, to, at, change={"buckets": buckets})
     kind, specification = rewritable_kind(copy)
     old_buckets = int(specification["buckets"])

@@ -118,7 +118,7 @@ class WindowQueue:
         if mode is WindowMode.APPEND:
             raise InvalidUsageError("windows of append semantics need no window queue", mode=str(mode))
         if not 1 <= slide <= size:
-            raise InvalidUsageError("the slide is not in 1 to the size", size_panes=size, slide_panes=slide)
+            raise InvalidUsageError("the slide is not from 1 to the size", size_panes=size, slide_panes=slide)
         if cost_us is not None and cost_us <= 0:
             raise InvalidUsageError("the cost of a window is not positive", cost_us=cost_us)
         self.mode, self.policy = mode, policy

@@ -245,7 +245,7 @@ def test_first_rows_that_do_not_fit_are_refused_at_once(spark: SparkSession, tmp
             "no such columns: table=accounts columns=note",
         ),
         ("accounts", {"id": [1], "balence": [0]}, "Hint: did you mean 'balance'"),
-        ("accounts", {"id": [1, 1], "balance": [0, 0]}, "two rows have one key"),
+        ("accounts", {"id": [1, 1], "balance": [0, 0]}, "two rows have the same key"),
         ("accounts", {"id": [1, None], "balance": [0, 0]}, "a column does not fit"),
     ]:
         with pytest.raises(InvalidUsageError, match=message):

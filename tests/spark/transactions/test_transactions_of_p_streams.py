@@ -267,7 +267,7 @@ def test_an_error_of_transactions_that_write_their_results_names_the_node(
     )  # fmt: skip
     graph = graph.sink("pstream", path=str(tmp_path / "out"))
     twice = spark.createDataFrame([(1, 2), (1, 3)], "account long, balance long")
-    with pytest.raises(InvalidUsageError, match=r"two rows have one key.*node=spending"):
+    with pytest.raises(InvalidUsageError, match=r"two rows have the same key.*node=spending"):
         penstock.start(
             graph, spark, tmp_path / "graph", sources={"events": tmp_path / "events"},
             tables={"accounts": twice},

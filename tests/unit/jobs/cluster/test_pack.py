@@ -140,7 +140,7 @@ def test_an_environment_has_the_modules_beside_its_packages(tmp_path: Path) -> N
 def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsageError, match="no module 'pack_nowhere'"):
         find_modules(["pack_nowhere.inner"])
-    with pytest.raises(InvalidUsageError, match=r"its name ends with \.zip or \.tar\.gz"):
+    with pytest.raises(InvalidUsageError, match=r"a name that ends in \.zip or \.tar\.gz"):
         pack_pipeline(tmp_path / "mine.whl", "mine.yaml")
     with pytest.raises(InvalidUsageError, match="the environment cannot be packed"):
         pack_pipeline(tmp_path / "mine.tar.gz", "mine.yaml", prefix=tmp_path)

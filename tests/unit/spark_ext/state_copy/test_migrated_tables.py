@@ -191,7 +191,7 @@ def test_the_command_migrates_tables(tmp_path: Path) -> None:
     given = [str(made.checkpoint), "--state", str(made.state), "--to", str(made.to)]
     twice = ["--table", f"last={TABLES['last']}", "--table", "last =k string"]
     bad = CliRunner().invoke(app, ["state", "migrate", *given, *twice])
-    assert bad.exit_code == 2 and "two --table of one table: table=last" in bad.output
+    assert bad.exit_code == 2 and "two --table options have the same table: table=last" in bad.output
     bad = CliRunner().invoke(app, ["state", "migrate", *given, "--table", "last"])
     assert bad.exit_code == 2 and "--table last" in bad.output
     done = CliRunner().invoke(app, ["state", "migrate", *given, "--table", f"last={TABLES['last']}"])

@@ -279,7 +279,7 @@ def test_what_cannot_be_rescaled_is_refused_before_anything_is_written(
     specification: dict[str, Any] = {name: value}
     made = Made(tmp_path, **specification)
     before = tree(tmp_path)
-    for buckets, told in ((5, fact), (0, "less than one bucket")):
+    for buckets, told in ((5, fact), (0, "the number of buckets is less than 1")):
         with pytest.raises(InvalidUsageError, match=told):
             rescale_state(made.checkpoint, made.state, made.to, buckets=buckets)
     assert tree(tmp_path) == before
