@@ -1,4 +1,4 @@
-"""Functions that only procedures can use. They do nothing outside of a procedure."""
+"""Functions that only procedures can use. Outside of a procedure, they raise an error."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class MeasuredCosts:
         return min(self.costs, key=self.costs.__getitem__, default="serial")
 
     def note(self, mode: str, transactions: int, seconds: float) -> None:
-        """Record the time of a batch that ran in the mode that `choose` returned last."""
+        """Record the time of a batch that ran in the last mode that `choose` returned."""
         cost = seconds / transactions
         if mode == "serial":
             self._serial_s += seconds

@@ -159,8 +159,8 @@ class Replica:
     ) -> OpenDatabase:
         """Fence the other process, and return the open database; the replica ends.
 
-        The other process need not have ended, because it can acknowledge no further call. No acknowledged
-        call is lost. A client that does not know whether its call ran sends it again with the same id.
+        The other process may still run; it can acknowledge no further call. No acknowledged call is lost. A
+        client that does not know whether its call ran sends the call again with the same id.
 
         Steps: 1. fence the log, 2. run the calls that the replica lacks, 3. open.
 
