@@ -134,8 +134,8 @@ class Program:
     transactions : tuple of range
         The stages of each transaction.
     lookups : tuple of str or None
-        For each look-up whose key the event determines: the attribute that is a list of keys, or None if an
-        event has one key.
+        For each look-up whose key the event determines: the list whose elements are in the key, or None if
+        the key has no element of a list.
     access_sets : AccessSets or str
         The access sets of the transactions, or the reason why all of them run serially.
     changes : frozenset of tuple of str

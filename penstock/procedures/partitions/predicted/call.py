@@ -36,7 +36,7 @@ A call that needs more waves runs in one wave, and none of its transactions is l
 UNDO_LOG_IS_FULL = -1
 """The number that a kernel writes to ``control[0]`` if the undo log is full; see `TableSet.make_room`."""
 MOST_KEPT_ENTRIES = 1 << 16
-"""After a call, an undo log with more entries than this is replaced by a small one, to free its memory."""
+"""After a call, an undo log with room for more entries is replaced by a small one, to free its memory."""
 _HIGHEST = np.iinfo(np.int64).max
 
 Kernel = Callable[..., int]

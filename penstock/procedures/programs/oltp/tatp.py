@@ -20,7 +20,7 @@ KINDS = range(7)
  DELETE_FORWARDING) = KINDS  # fmt: skip
 _SHARES = np.repeat(KINDS, [35, 10, 35, 2, 14, 2, 2])
 _HOURS = 8
-"""The hours at which call forwarding may start."""
+"""Call forwarding starts at a multiple of this number of hours: at 0, 8 or 16 hours."""
 _FIELDS = ", ".join(
     [f"bit_{n} tinyint NOT NULL" for n in range(1, 11)]
     + [f"hex_{n} tinyint NOT NULL" for n in range(1, 11)]
