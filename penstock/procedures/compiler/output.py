@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 __all__ = ["FIRST_REASON", "ROOM", "Output"]
 
 ROOM = 1
-"""The code of a transaction that found an array too small. It is undone, and runs again."""
+"""The code of a transaction that found an array too small. The transaction is undone, and runs again."""
 
 FIRST_REASON = 2
 """The code of the first reason for a rejection."""

@@ -23,7 +23,7 @@ from penstock.procedures.language import abort
 __all__ = ["DELIVERY", "DISTRICTS", "NEW_ORDER", "ORDER_STATUS", "PAYMENT", "STOCK_LEVEL", "TPCC", "transact"]
 
 DISTRICTS = 10
-"""The number of districts of a warehouse."""
+"""The number of districts of a warehouse in the specification."""
 RECENT_ORDERS = 20
 """The number of last orders that `stock_level` reads."""
 NEW_ORDER, PAYMENT, ORDER_STATUS, DELIVERY, STOCK_LEVEL = range(5)
