@@ -146,7 +146,7 @@ def encode(
 
 
 def _encode(array: pa.Array[Any], plan: Plan, kind: pa.DataType) -> tuple[bytes, bool]:
-    """Return the block of values of a type, and whether all streams fitted the plan."""
+    """Return the block of the values, and whether all their streams fitted the plan."""
     forms = plan.forms
     if plan.tokens and forms is None:
         forms = forms_of(array.cast(kind))

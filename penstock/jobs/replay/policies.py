@@ -40,7 +40,7 @@ def change_policy(state: Any, policy: Policy, target: Any) -> list[PUnit]:
     policy : Policy
         The other policy.
     target : UpdateQueue or UpdateWindows
-        An empty state of that policy.
+        An empty state of the other policy.
 
     Raises
     ------

@@ -35,7 +35,7 @@ _NEWEST = b"penstock.newest"
 """The key in a parcel's schema metadata for the newest time of all rows of a task, whatever their buckets."""
 
 DROPPED = "dropped"
-"""The side of a parcel with rows that were dropped before the shuffle, in their final form."""
+"""The name of the side whose rows a task dropped before the shuffle. The rows have their final form."""
 
 _ARROW_PARCELS = as_arrow_of_spark(PARCELS)
 

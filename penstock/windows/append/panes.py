@@ -173,7 +173,7 @@ class Panes(ABC):
 
     @abstractmethod
     def _needed(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
-        """Mark the partials that an open window or a pane that is not final needs."""
+        """Return a mask of the partials that an open window needs, or whose panes are not final."""
 
     @abstractmethod
     def delta(self) -> PUnit:

@@ -60,7 +60,7 @@ class Accumulator(Protocol):
 
 
 def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
-    """Create the accumulator of a partial, other than a count, for values of a type.
+    """Create the accumulator of a partial with values of type `kind`. The partial is not a count.
 
     Raises
     ------
