@@ -26,7 +26,7 @@ __all__ = ["Limits", "Progress", "SearchResult", "search"]
 _FIRST_SHARE, _LAST_SHARE = 0.25, 0.5
 """The shares of tables that the first and the last rounds relax."""
 _LOOKUP_TABLE_WEIGHT = 0.1
-"""The chance of relaxing a replicated table that is only read, relative to other tables."""
+"""A replicated table that is only read is relaxed less often than other tables, by this factor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ RANGES_FROM_OVERLOAD = 1.1
 PAIRS_FROM_OVERLOAD = 2.0
 """A pair of columns is an option if the hash of each column alone overloads partitions.
 
-A hash overloads partitions if the busiest partition of an interval has, on average, more than this many times
-the load that chance explains. Chance explains the mean load plus three standard deviations.
+Chance explains a load of the mean plus three standard deviations. A hash overloads partitions if the busiest
+partitions of intervals have, on average, more than this many times the load that chance explains.
 """
 UNROUTED = ""
 """An entry of `Workload.attributes` which means that no attribute routes the transactions."""

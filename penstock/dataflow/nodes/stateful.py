@@ -118,7 +118,7 @@ class UpdateQueue(Node):
         return self.update_key
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Add key and time; a user function may need every column."""
+        """Return the required columns, key and time; a user function may need every column."""
         return _needed_columns(self, required)
 
     @property
@@ -183,7 +183,7 @@ class UpdateUnion(Union):
         return self.update_key
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Add key and time; a user function may need every column."""
+        """Return the required columns, key and time; a user function may need every column."""
         return _needed_columns(self, required)
 
     def describe(self) -> str:

@@ -97,7 +97,7 @@ class Where(Node):
         return self.inputs[0].schema
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Add the predicate's columns."""
+        """Return the required columns and the predicate's columns."""
         return (required | set(self.predicate.columns),)
 
     def describe(self) -> str:

@@ -122,7 +122,7 @@ class Window(Node):
         return f"over {self.time}"
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Add the time and the column that marks deletes; add all columns if late rows are kept."""
+        """Return required columns, the time and the mark of deletes; all columns if late rows are kept."""
         options = self.options
         deleted = () if options.delete_when is None else (options.delete_when,)
         return (required.union(self.schema.names if options.late_to is not None else (self.time, *deleted)),)

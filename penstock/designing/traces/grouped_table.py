@@ -32,7 +32,8 @@ class GroupedTable(PlainTable):
     Attributes
     ----------
     moved : set of tuple
-        The keys whose groups may be out of date. Code that changes a row must add its key.
+        The keys of changed rows, whose groups may be out of date. Code that changes a row must add the row's
+        key to this set.
     """
 
     def __init__(self, spec: TableSpec, rows: Iterable[Row], journal: list[Any]) -> None:

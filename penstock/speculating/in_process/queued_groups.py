@@ -101,7 +101,7 @@ class QueuedGroups:
 
     @contextlib.contextmanager
     def offer_later(self) -> Iterator[None]:
-        """Offer later requests to the call in this context, which may run them beside its own.
+        """Offer later requests to the call in this context. The call may run them beside its own requests.
 
         The caller must hold the lock of the database. Otherwise a call of another thread could take the offer
         before the current group has run.

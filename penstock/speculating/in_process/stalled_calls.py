@@ -168,7 +168,7 @@ class StalledCall:
         wait(self._futures)
 
     def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Wait until all tasks have ended; return pairs of a partition and its results, for each group."""
+        """Wait until all tasks have ended. Return the results of each group with their partitions."""
         self.finish()
         for future in self._futures:
             future.result()
