@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.checkpointing.graph.directory import GraphDirectory
     from penstock.conf.document import Document, FieldPath
     from penstock.conf.pipeline import Pipeline, Source
+    from penstock.dataflow import Graph
 
 __all__ = ["check_checkpoint", "check_pipeline", "check_with_options"]
 
@@ -71,30 +72,37 @@ def check_pipeline(
     from penstock.jobs.pipelines.places import check_headers, check_inputs, check_places, check_upsert
 
     keep_s3a({**loaded.query.spark, **(settings or {})}.items(), os.environ)
-    checks: list[Callable[[Pipeline, Document], object]] = [
-        graph_of,
-        check_places,
-        check_upsert,
-        check_headers,
-    ]
+    build: Callable[[Pipeline, Document], Graph] = graph_of
     if loaded.engine == "local":
         if own_process and not problems and not _has_users_code(loaded):
             skip_pandas()
-        checks[0] = _check_local(settings or {})
+        build = _check_local(settings or {})
+    checks: list[Callable[[Pipeline, Document], object]] = [build, check_places, check_upsert, check_headers]
     for check_part in [*([check_inputs] if inputs else []), *checks]:
         try:
             check_part(loaded, document)
         except PipelineError as error:
             problems += error.problems
     if not problems:
-        check_checkpoint(loaded, document)
+        check_checkpoint(loaded, document, build)
     if problems:
         raise PipelineError(problems)
     return loaded, document
 
 
-def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
+def check_checkpoint(
+    pipeline: Pipeline, document: Document, build: Callable[[Pipeline, Document], Graph]
+) -> None:
     """Check that the pipeline can continue from its checkpoint, if the checkpoint is on a local disk.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        The pipeline.
+    document : Document
+        The positions of its fields.
+    build : callable
+        Returns the pipeline's graph as its engine runs it.
 
     Raises
     ------
@@ -110,13 +118,12 @@ def check_checkpoint(pipeline: Pipeline, document: Document) -> None:
     from penstock.checkpointing.graph.directory import GraphDirectory  # few checked pipelines have state
     from penstock.dataflow.checkpoint import check_same_shape
     from penstock.dataflow.shape import shape
-    from penstock.jobs.pipelines.graph import graph_of
     from penstock.jobs.pipelines.places import sources_of
 
     directory, sources = GraphDirectory(location), sources_of(pipeline)
     try:
         old = directory.newest("graph")
-        plan = graph_of(pipeline, document).plan(None, pipeline.planned_persist)
+        plan = build(pipeline, document).plan(None, pipeline.planned_persist)
         if old is not None and not pipeline.decodes_late:  # only the run knows what it decodes late
             known = all(map(_declares_columns, sources.values()))
             new_parts, old_parts = (
@@ -197,7 +204,7 @@ def _has_users_code(pipeline: Pipeline) -> bool:
         return True  # the checks report what is wrong, and where
 
 
-def _check_local(settings: Mapping[str, str]) -> Callable[[Pipeline, Document], object]:
+def _check_local(settings: Mapping[str, str]) -> Callable[[Pipeline, Document], Graph]:
     """Return a function that checks a pipeline for the local engine, which takes no Spark settings."""
     from penstock.errors import InvalidUsageError
     from penstock.jobs.local.pipeline import check_local_pipeline

@@ -7,15 +7,16 @@ never changed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files, open_files
-from penstock.errors import ConflictError
+from penstock.errors import ConflictError, InvalidUsageError
 from penstock.state_store.location import SPECIFICATION_FILE
 
-__all__ = ["add_columns", "find_added", "missing_state_notes", "read_description"]
+__all__ = ["add_columns", "changed_setting_error", "find_added", "missing_state_notes", "read_description"]
 
 
 def read_description(files: Files) -> Mapping[str, Any] | None:
@@ -109,3 +110,23 @@ def _names() -> Iterator[str]:
     while True:
         yield f"{stem}-{number}.{suffix}"
         number += 1
+
+
+_COPIED_BY = {"buckets": "rescale", "schema": "migrate", "left": "migrate", "right": "migrate"}
+"""The commands that copy a query with another value of a setting."""
+
+
+def changed_setting_error(name: str, was: object, now: object, **context: Any) -> InvalidUsageError:
+    """Return the error for a setting that differs from the description."""
+    hint = "set it back, or start with a new checkpoint"
+    if name == "program":
+        hint += f', or continue over its tables with compatible_with="{was}"'
+    elif name in _COPIED_BY:
+        hint += f", or with a copy that penstock state {_COPIED_BY[name]} makes"
+    return InvalidUsageError(
+        f"the checkpoint was made with another {'number of buckets' if name == 'buckets' else name}",
+        **context,
+        was=json.dumps(was),
+        now=json.dumps(now),
+        hint=hint,
+    )

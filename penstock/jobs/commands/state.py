@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -61,7 +62,8 @@ def _tables(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _show(done: int, parts: int) -> None:
-    typer.echo(f"\rcopied {done:,} of {parts:,} parts", nl=done == parts, err=True)
+    if sys.stderr.isatty():
+        typer.echo(f"\rcopied {done:,} of {parts:,} parts", nl=done == parts, err=True)
 
 
 @state.command()
@@ -109,7 +111,7 @@ def rescale(
 
         copy = rescale_state(checkpoint, path, to, buckets=buckets, at=at, progress=_show)
         typer.echo(
-            f"{copy.checkpoint}: query {copy.query}, {copy.keys:,} keys in {copy.buckets:,} buckets, "
+            f"{copy.checkpoint}: query {copy.query}, {copy.keys:,} keys, buckets={copy.buckets}, "
             f"continues after micro-batch {copy.batch}"
         )
 

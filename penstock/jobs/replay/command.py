@@ -179,8 +179,11 @@ def _show(found: list[tuple[ReplayedBatch, list[str], list[Difference]]]) -> Non
     out.print(
         f"{len(changed)} of {len(found)} micro-batches differ, the first is {changed[0]}"
         if changed
-        else f"{len(found)} micro-batches are as recorded"
+        else f"micro-batches as recorded: {len(found)}"
     )
+    for what, records in (("rows", "the sink no longer has them"), ("counts", "the metrics file lacks them")):
+        if lack := sum(what not in compared for _, compared, _ in found):
+            out.print(Text(f"{what} of {lack} micro-batches are not compared: {records}", style="yellow"))
 
 
 def _answer(

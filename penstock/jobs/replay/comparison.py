@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.procedures.requests.client import ANSWERS_PLACE
 from penstock.spark_ext.worker.requests import answer_writer
 from penstock.state_store.bucket_store import BucketStore, Pointer
+from penstock.units import NEVER
 
 __all__ = ["Comparison", "Difference", "recorded_answers", "recorded_metrics", "recorded_results"]
 
@@ -192,7 +194,17 @@ class Comparison:
 
 def _lines(table: pa.Table) -> list[str]:
     """Return each row as a text; equal rows have equal texts."""
-    return [", ".join(f"{name}={value!r}" for name, value in row.items()) for row in table.to_pylist()]
+    return [
+        ", ".join(f"{name.removeprefix(RESERVED_PREFIX)}={_shown(value)}" for name, value in row.items())
+        for row in table.to_pylist()
+    ]
+
+
+def _shown(value: Any) -> str:
+    """Return a value as text; `NEVER` stands for a time that a state lacks."""
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return "none" if isinstance(value, int) and value == NEVER else repr(value)
 
 
 def _lines_of_unit(unit: PUnit) -> list[str]:

@@ -281,6 +281,8 @@ class Recording:
             If a micro-batch cannot run again.
         """
         newest = self.checkpoint.committed[-1]
+        if last is not None and last > newest:
+            raise InvalidUsageError("there is no such micro-batch", batch=last, newest=newest)
         if first is None:
             ranges = [one for one in self.ranges() if last is None or one[0] <= last <= one[1]]
             if not ranges:

@@ -12,6 +12,7 @@ from penstock.sql.expression import Expression, column
 
 __all__ = [
     "DELETED_COLUMN",
+    "adds_deletes",
     "check_delete_results",
     "delete_conditions",
     "mark_deletes",
@@ -107,3 +108,10 @@ def check_delete_results(results: pa.Schema, unknown: pa.DataType | None = None)
             columns=results.names,
             hint=f"add '{DELETED_COLUMN} boolean' to output_schema; apply gets this column with its rows",
         )
+
+
+def adds_deletes(was: object, now: object) -> bool:
+    """Return whether lists of columns, each as its name and type, differ only by `DELETED_COLUMN`."""
+    return (
+        isinstance(was, list) and isinstance(now, list) and {*was} ^ {*now} == {f"{DELETED_COLUMN} boolean"}
+    )

@@ -57,6 +57,9 @@ _RAISED = "[USER_RAISED_EXCEPTION]"
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
+_COPY_HINT = (
+    "a file sink of Spark cannot write the results of a copied query to a new directory; use foreachBatch"
+)
 _CALLED = re.compile(r"An error occurred while calling \S+\n: (?:[\w$]+\.)*([\w$]+(?:: .*)?)")
 _PLAN = re.compile(r";\n.*", re.DOTALL)
 _STACK = re.compile(r"\n\s*at .*|\n=== .*|\nDriver stacktrace:.*", re.DOTALL)
@@ -203,6 +206,8 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
         )  # fmt: skip
     if hint is None and is_late_worker(error):
         hint = _LATE_WORKER_HINT
+    if hint is None and "[BATCH_METADATA_NOT_FOUND]" in text:
+        hint = _COPY_HINT
     cause = root_cause(error).removesuffix(".").removeprefix(_RAISED).lstrip()
     return kind_of(error)(fact, **context, cause=cause, hint=hint)
 

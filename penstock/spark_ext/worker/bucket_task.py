@@ -27,12 +27,13 @@ from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import Files, open_files
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.trace import is_traced, trace
-from penstock.errors import ConflictError, CorruptDataError, InternalError, InvalidUsageError, PenstockError
+from penstock.errors import ConflictError, CorruptDataError, InternalError, PenstockError
 from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.update_stream.deletes import adds_deletes
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
 from penstock.state_store.cache import CachedState, LoadedState, StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
-from penstock.state_store.descriptions import add_columns, find_added, read_description
+from penstock.state_store.descriptions import add_columns, changed_setting_error, find_added, read_description
 from penstock.state_store.location import QUERY_NAME, SPECIFICATION_FILE
 from penstock.state_store.snapshot_rule import SnapshotRule
 
@@ -367,19 +368,10 @@ class BucketTask(Generic[S]):
             if name in growing and find_added(theirs.get(name) or (), value, growing[name]):
                 more.append(name)
             else:
-                fact = "number of buckets" if name == "buckets" else name
-                hint = "set it back, or start with a new checkpoint"
-                if name == "program":
-                    hint += f', or continue over its tables with compatible_with="{theirs.get(name)}"'
-                raise InvalidUsageError(
-                    f"the checkpoint was made with another {fact}",
-                    operator=self.name,
-                    was=json.dumps(theirs.get(name)),
-                    # The value may be the user's `compatible_with`, so show the digest of the program.
-                    now=json.dumps(getattr(self.operator, "digest", value) if name == "program" else value),
-                    file=path,
-                    hint=hint,
-                )
+                # The value may be the user's `compatible_with`, so show the digest of the program.
+                now = getattr(self.operator, "digest", value) if name == "program" else value
+                setting = "delete_when" if adds_deletes(theirs.get(name), value) else name
+                raise changed_setting_error(setting, theirs.get(name), now, operator=self.name, file=path)
         return more
 
 

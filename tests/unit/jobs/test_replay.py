@@ -167,6 +167,17 @@ def test_a_changed_operator_shows_a_difference(ran: Run, monkeypatch: pytest.Mon
     assert "state" in first
 
 
+def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
+    run = Run(tmp_path).go(range(3))
+    assert "not compared" not in run.replay().output
+    for name in ("out", "metrics.jsonl"):
+        (tmp_path / name).rename(tmp_path / f"{name}.gone")
+    told = run.replay()
+    assert told.exit_code == 0
+    assert "rows of 3 micro-batches are not compared: the sink no longer has them" in told.output
+    assert "counts of 3 micro-batches are not compared: the metrics file lacks them" in told.output
+
+
 def test_a_changed_pipeline_shows_its_rows(ran: Run) -> None:
     result = ran.replay("--from", "6", "--to", "6", "--set", "results={filter: v < 2}")
     assert result.exit_code == 1
@@ -505,6 +516,7 @@ def test_a_replay_rejects_no_record_again(tmp_path: Path) -> None:
         (("--from", "7", "--to", "3"), "range of micro-batches is empty"),
         (("--set", "queue.buckets=3"), "another number of buckets"),
         (("--set", "queue.policy=fifo"), "another policy"),
+        (("--to", "200"), "there is no such micro-batch: batch=200 newest=11"),
     ],
 )
 def test_wrong_arguments_are_refused(ran: Run, arguments: tuple[str, ...], fact: str) -> None:

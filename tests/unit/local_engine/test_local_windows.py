@@ -9,9 +9,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 from penstock import _failpoints
 from penstock.checkpointing.p_stream import PStreamReader
+from penstock.cli import app
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.pipelines.run import run_to_end
 from tests.unit.local_engine.test_local_engine import append, out, pipeline, query, sorted_rows, updates
@@ -215,3 +217,32 @@ def test_windows_that_end_together_are_joined(tmp_path: Path, case: str) -> None
         expected = connection.sql(f"WITH {sides} {text} ORDER BY ALL").fetchall()
     assert len(expected) > 10
     assert sorted_rows(results(tmp_path), "k", "w", "n", "few") == expected
+
+
+STEPS = {
+    "window": "window: {time: time, size: 1 s}",
+    "rows": "window: {time: time, size: 10 rows}",
+    "queue": "queue: {key: symbol, time: time}",
+}
+SOURCES = {
+    "market": "{type: market, rows: 500, real_time: false, start_time: 2026-01-01T00:00:00Z}",
+    "files": "{type: files, format: csv, path: in, schema: 'symbol string, time timestamp, price double'}",
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("step", STEPS)
+def test_the_commands_accept_the_checkpoint_of_the_same_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, step: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    Path("in", "a.csv").write_text("A,2026-01-01T00:00:01Z,1\nB,2026-01-01T00:00:03Z,2\n")
+    grouped = "group_by: [symbol]\naggregates: {n: count(*)}\n" if step != "queue" else ""
+    Path("p.yaml").write_text(
+        f"engine: local\nsource: {SOURCES[source]}\n{STEPS[step]}\n{grouped}sink: {{type: noop}}\n"
+        "query: {trigger: available_now, checkpoint: checkpoint}\n"
+    )
+    for command in (["run", "p.yaml"], ["run", "p.yaml"], ["check", "p.yaml"]):
+        ran = CliRunner().invoke(app, command)
+        assert ran.exit_code == 0, ran.output

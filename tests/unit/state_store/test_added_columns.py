@@ -133,5 +133,8 @@ def test_a_worker_that_held_the_state_before_a_column_was_added_loads_it_again(t
     assert [(row["v"], row.get("last")) for row in emitted] == [(1, None), (2, None), (3, None), (11, 11)]
     described = read_description(LocalFiles(tmp_path / "query" / "one"))
     assert described is not None
-    with pytest.raises(InvalidUsageError, match="the checkpoint was made with another schema"):
+    with pytest.raises(InvalidUsageError, match=r"another schema.*or with a copy that .*migrate makes"):
         task(OLD).check_same(described, "file")
+    deletes = OLD.append(pa.field("deleted", pa.bool_()))
+    with pytest.raises(InvalidUsageError, match="the checkpoint was made with another delete_when"):
+        task(OLD).check_same(task(deletes).specification(), "file")
