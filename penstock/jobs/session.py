@@ -310,6 +310,13 @@ def _stop(spark: SparkSession, signals: StopSignals) -> None:
             raise
 
 
+def _is_only_for_streams(spark: SparkSession) -> bool:
+    """Return whether a streaming query runs, or Spark has run no job, as before the first query starts."""
+    if spark.streams.active:
+        return True
+    return not is_connect(spark) and not spark.sparkContext.statusTracker().getJobIdsForGroup(None)
+
+
 def _quiet_accumulators(context: SparkContext) -> None:
     """Let Spark's server of accumulators print no traceback when its client, the JVM, ends.
 
@@ -356,9 +363,10 @@ def session(
     with eight shuffle partitions, with warm Python workers, and logs only fatal errors. An active session is
     used unchanged and is not stopped. The formats ``market`` and ``pstream`` are registered.
 
-    In the block, Ctrl-C or SIGTERM ends the program quietly with exit code 130 or 143, after the ``finally``
-    blocks; inside `penstock.run` it ends the query between two batches. A second signal ends the program at
-    once. Even then, nothing that a checkpoint holds is lost.
+    Inside `penstock.run`, Ctrl-C or SIGTERM ends the query between two batches. Elsewhere in the block it ends
+    the program quietly, after the ``finally`` blocks. After SIGTERM the exit code is 143. After Ctrl-C it is 0
+    if a streaming query runs or Spark has run no job yet; else 130, because Ctrl-C may have interrupted a
+    batch. A second signal ends the program at once. Even then, nothing that a checkpoint holds is lost.
 
     Parameters
     ----------
@@ -396,7 +404,12 @@ def session(
             try:
                 signals.take()
                 register(opened)
-                yield opened
+                try:
+                    yield opened
+                except KeyboardInterrupt:
+                    if _is_only_for_streams(opened):
+                        raise SystemExit from None
+                    raise
             finally:
                 if is_own:
                     if is_connect(opened):

@@ -292,7 +292,8 @@ def run(
     - the query ends: a query with the trigger ``availableNow`` ends when all its input is read and, with
       `drain`, no key waits (Spark's own ``awaitTermination`` does not notice this end);
     - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint continues after the
-      last batch. A second signal ends the process at once, with exit code 130 or 143.
+      last batch. This holds from the call, so also before the first batch. A second signal ends the process
+      at once, with exit code 130 or 143.
 
     After a signal, `run` returns normally. The program chooses its own exit code, such as ``sys.exit(128 +
     totals.signal)``; by default it is 0.
@@ -326,16 +327,27 @@ def run(
     """
     if isinstance(query, Pipeline):
         return run_to_end(query, on_batch)
-    if is_writer(query):
-        query = start(cast("DataStreamWriter", query))
-    if not isinstance(query, RunningGraph) and not hasattr(query, "awaitTermination"):
-        raise InvalidUsageError(
-            "this is no query",
-            got=type(query).__name__,
-            hint="pass a writer, such as df.writeStream.format('console'), or what its start() returns",
-        )
-    running = cast("StreamingQuery | RunningGraph", query)
-    with StopSignals() as signals, ExitStack() as printer:
+    with StopSignals() as signals:
+        if is_writer(query):
+            query = start(cast("DataStreamWriter", query))
+        if not isinstance(query, RunningGraph) and not hasattr(query, "awaitTermination"):
+            raise InvalidUsageError(
+                "this is no query",
+                got=type(query).__name__,
+                hint="pass a writer, such as df.writeStream.format('console'), or what its start() returns",
+            )
+        return _run(cast("StreamingQuery | RunningGraph", query), on_batch, signals, drain=drain)
+
+
+def _run(
+    running: StreamingQuery | RunningGraph,
+    on_batch: Callable[[Batch], None] | None,
+    signals: StopSignals,
+    *,
+    drain: bool,
+) -> Totals:
+    """Follow a query or a graph until it ends or a signal stops it; the signal may be an earlier one."""
+    with ExitStack() as printer:
         show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
         try:
             totals = follow(running, show, signals, drain=drain)
@@ -400,10 +412,13 @@ def run_to_end(
             print(summary_line(totals), file=sys.stderr, flush=True)
         return totals
     query = pipeline.query
-    with session(query.spark, name=query.name, log_level=log_level, spark=spark) as opened:
+    with (
+        session(query.spark, name=query.name, log_level=log_level, spark=spark) as opened,
+        StopSignals() as signals,
+    ):
         if dashboard is not None and not dashboard.follows_file:
             listen(opened, "the dashboard", dashboard.history.add, query.name)
         running = start_pipeline(opened, pipeline, document)
         if dashboard is not None:
             dashboard.show_checkpoint(running.checkpoint, query.state_location)
-        return run(running, drain=query.drain, on_batch=on_batch)
+        return _run(running, on_batch, signals, drain=query.drain)

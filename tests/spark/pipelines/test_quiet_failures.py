@@ -1,4 +1,4 @@
-"""A Penstock error that fails a query ends a run and a script without the JVM's stack."""
+"""A failed query, or Ctrl-C, ends a run and a script without a trace of the JVM or of Python."""
 
 from __future__ import annotations
 
@@ -54,3 +54,61 @@ def test_a_failure_is_told_in_one_line_without_the_jvms_stack(
     told = done.stdout + done.stderr
     for java in ("\tat ", "org.apache.spark", "Py4J", "Driver stacktrace", "JVM stacktrace"):
         assert java not in told, told
+
+
+INTERRUPTED = """
+import signal
+import penstock
+
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+
+def ctrl_c_while_it_loads(spark):
+    rows = spark.readStream.format("market").option("rows", 10).load()
+    interrupt()
+
+def writer(spark, name):
+    rows = spark.readStream.format("market").option("rows", 10).load()
+    newest = penstock.update_queue(rows, "symbol", "time", state_location=f"state-{name}")
+    return newest.writeStream.format("noop").option("checkpointLocation", f"checkpoint-{name}")
+
+def ctrl_c_before_the_run(spark):
+    query = writer(spark, "before").start()
+    interrupt()
+
+def ctrl_c_while_the_query_starts(spark):
+    starting = writer(spark, "starts")
+    def start():
+        interrupt()
+        return type(starting).start(starting)
+    starting.start = start
+    assert penstock.run(starting).signal == signal.SIGINT
+
+def ctrl_c_in_a_batch(spark):
+    spark.range(9).count()
+    interrupt()
+
+settings = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "1"}
+for step in (ctrl_c_while_it_loads, ctrl_c_before_the_run, ctrl_c_while_the_query_starts, ctrl_c_in_a_batch):
+    code = 0
+    try:
+        with penstock.session(settings) as spark:
+            step(spark)
+    except SystemExit as ended:
+        code = ended.code
+    print(step.__name__, code)
+"""
+
+
+def test_ctrl_c_ends_a_stream_with_0_at_any_time_and_a_batch_with_130(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=tmp_path, env=dict(os.environ), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "ctrl_c_while_it_loads None",
+        "ctrl_c_before_the_run None",
+        "ctrl_c_while_the_query_starts 0",
+        "ctrl_c_in_a_batch 130",
+    ], done.stderr
+    assert "Traceback" not in done.stderr

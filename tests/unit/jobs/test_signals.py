@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -190,3 +193,14 @@ def test_after_a_signal_queries_are_stopped_before_their_session(received: int |
     signals.received = received
     _stop(cast(SparkSession, spark), signals)
     assert stopped == (["session"] if received is None else ["query", "session"])
+
+
+def test_ctrl_c_while_the_command_imports_its_modules_is_quiet(tmp_path: Path) -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    module, _, function = project["project"]["scripts"]["penstock"].partition(":")
+    (tmp_path / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {module} import {function}\n{function}()"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

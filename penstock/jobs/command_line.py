@@ -1,0 +1,17 @@
+"""The entry point of the script ``penstock``, which is quiet if Ctrl-C interrupts the imports of the command."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from penstock.cli import main as run_command  # most of the time before a command begins
+
+        run_command()
+    except KeyboardInterrupt:
+        sys.exit(130)
