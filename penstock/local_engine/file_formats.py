@@ -1,4 +1,4 @@
-"""Read files of CSV, JSON lines, Parquet, ORC or text as Spark reads them, without Spark."""
+"""Read CSV, Parquet, ORC and text, and convert values to Spark's types, without Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import InvalidUsageError
 from penstock.local_engine.field_texts import JSON_DECIMAL, WIDE_DECIMAL, parse_texts, round_decimals
 from penstock.sql.expression import did_you_mean
 
-__all__ = ["OPTIONS", "check_options", "convert_columns", "file_reader", "json_type", "read_csv"]
+__all__ = ["OPTIONS", "check_options", "convert_columns", "json_type", "read_csv", "read_file"]
 
 OPTIONS: Final[dict[str, frozenset[str]]] = {
     "csv": frozenset({"header", "sep", "delimiter", "quote", "nullvalue"}),
@@ -25,46 +25,6 @@ OPTIONS: Final[dict[str, frozenset[str]]] = {
     "text": frozenset(),
 }
 """For each format, the options of Spark's reader that this module supports, in lower case."""
-
-
-def file_reader(
-    format: str, schema: pa.Schema, options: Mapping[str, str], zone: str | None = None
-) -> Callable[[Path], pa.Table]:
-    """Return a function that reads a file.
-
-    Parameters
-    ----------
-    format : str
-        ``csv``, ``json``, ``parquet``, ``orc`` or ``text``.
-    schema : pyarrow.Schema
-        The columns, in Spark's types.
-    options : mapping of str to str
-        The options of Spark's reader.
-    zone : str, optional
-        The time zone of times without a zone. By default, these times are refused.
-
-    Raises
-    ------
-    InvalidUsageError
-        If this module does not support an option.
-    """
-    known = check_options(format, options)
-
-    def read(path: Path) -> pa.Table:
-        try:
-            return convert_columns(_READERS[format](path, schema, known), schema, zone)
-        except InvalidUsageError as error:
-            raise InvalidUsageError(error.fact, hint=error.hint, file=path, **error.context) from None
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            # The error's text may contain values.
-            raise InvalidUsageError(
-                "a file has records that do not fit the schema",
-                file=path,
-                error=type(error).__name__,
-                hint="correct the file or the schema; engine: spark can count, keep or drop such records",
-            ) from None
-
-    return read
 
 
 def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -98,6 +58,30 @@ def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
                     hint="use engine: spark",
                 )
     return known
+
+
+def read_file(format: str, path: Path, schema: pa.Schema, zone: str | None) -> pa.Table:
+    """Return the rows of a whole file of Parquet, ORC or text.
+
+    Parameters
+    ----------
+    format : {"parquet", "orc", "text"}
+        The format.
+    path : Path
+        The file.
+    schema : pyarrow.Schema
+        The columns, in Spark's types.
+    zone : str, optional
+        The time zone of times without a zone. By default, these times are refused.
+
+    Raises
+    ------
+    pyarrow.ArrowException, UnicodeDecodeError
+        If the file is damaged or does not fit the schema.
+    InvalidUsageError
+        If a time has no zone, and `zone` is not given.
+    """
+    return convert_columns(_READERS[format](path, schema), schema, zone)
 
 
 def convert_columns(table: pa.Table, schema: pa.Schema, zone: str | None) -> pa.Table:
@@ -161,15 +145,8 @@ def _round(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), items, type=kind, mask=mask)
 
 
-def _csv(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
-    has_header = options.get("header", "false").lower() == "true"
-    return read_csv(path, schema, options, skip=1 if has_header else 0)
-
-
-def read_csv(
-    text: Path | pa.NativeFile, schema: pa.Schema, options: Mapping[str, str], skip: int = 0
-) -> pa.Table:
-    """Return the rows of CSV after the first `skip` lines. All values are still texts.
+def read_csv(text: pa.NativeFile, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
+    """Return the rows of CSV. All values are still texts.
 
     Raises
     ------
@@ -180,7 +157,7 @@ def read_csv(
 
     return pyarrow.csv.read_csv(
         text,
-        pyarrow.csv.ReadOptions(column_names=list(schema.names), skip_rows=skip, use_threads=False),
+        pyarrow.csv.ReadOptions(column_names=list(schema.names), use_threads=False),
         pyarrow.csv.ParseOptions(delimiter=options["sep"], quote_char=options["quote"]),
         pyarrow.csv.ConvertOptions(
             column_types={
@@ -193,20 +170,7 @@ def read_csv(
     )
 
 
-def _json(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
-    import pyarrow.json
-
-    if path.stat().st_size == 0:
-        return schema.empty_table()
-    fields = pa.schema([field.with_type(json_type(field.type)) for field in schema])
-    return pyarrow.json.read_json(
-        path,
-        pyarrow.json.ReadOptions(use_threads=False),
-        pyarrow.json.ParseOptions(explicit_schema=fields, unexpected_field_behavior="ignore"),
-    )
-
-
-def _parquet(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
+def _parquet(path: Path, schema: pa.Schema) -> pa.Table:
     import pyarrow.parquet
 
     existing = pyarrow.parquet.read_schema(path).names
@@ -214,19 +178,17 @@ def _parquet(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Ta
     return pyarrow.parquet.ParquetFile(path).read(columns, use_threads=False)
 
 
-def _orc(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
+def _orc(path: Path, schema: pa.Schema) -> pa.Table:
     import pyarrow.orc
 
     return pyarrow.orc.read_table(path)
 
 
-def _text(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
+def _text(path: Path, schema: pa.Schema) -> pa.Table:
     return pa.table({"value": pa.array(path.read_text(encoding="utf-8").splitlines(), pa.string())})
 
 
-_READERS: Final[dict[str, Callable[[Path, pa.Schema, Mapping[str, str]], pa.Table]]] = {
-    "csv": _csv,
-    "json": _json,
+_READERS: Final[dict[str, Callable[[Path, pa.Schema], pa.Table]]] = {
     "parquet": _parquet,
     "orc": _orc,
     "text": _text,

@@ -10,9 +10,9 @@ from penstock.conf.pipeline import FilesSource, KafkaSource, MarketSource, Sourc
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.jobs.local.late_decoding import EncodedRecords, encoded_schema
 from penstock.jobs.pipelines.schemas import encoding_of, schema_of
-from penstock.local_engine.file_formats import file_reader
 from penstock.local_engine.inputs import DataSourceInput, FilesInput, Input
 from penstock.local_engine.records.bad_records import BadRecords
+from penstock.local_engine.records.whole_files import file_reader
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.sources.market import MarketDataSource
 

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidUsageError
-from penstock.local_engine.file_formats import check_options, convert_columns, read_csv
+from penstock.local_engine.file_formats import check_options
 from penstock.local_engine.inputs import FilesInput
 from penstock.local_engine.query_log import Offset
-from penstock.local_engine.records.bad_records import BadRecords, RecordInput, Records, read_in_parts
-from penstock.local_engine.records.json_decoder import JsonDecoder
+from penstock.local_engine.records.bad_records import BadRecords, RecordInput, Records
+from penstock.local_engine.records.lines import line_reader
 from penstock.spark_ext.border.types import as_arrow_of_spark
-from penstock.spark_ext.sources.rejected import WRONG_CSV
 
 __all__ = ["RecordFilesInput"]
-
-_BLOCK_BYTES: Final = 64 << 20
-"""The number of bytes that are read from a file at once. The line in which they end is read whole."""
-
-_ReadLines = Callable[[pa.Array], tuple[pa.Table, dict[int, str]]]
-"""A function that returns the rows of lines, and for each bad line its number and the reason."""
 
 
 class RecordFilesInput(FilesInput, RecordInput):
@@ -65,12 +55,7 @@ class RecordFilesInput(FilesInput, RecordInput):
     ) -> None:
         known = check_options(format, options)
         columns = as_arrow_of_spark(schema)
-        self._has_header = format == "csv" and known.get("header", "false").lower() == "true"
-        self._read_lines: _ReadLines
-        if format == "csv":
-            self._read_lines = _CsvLines(columns, known, zone)
-        else:
-            self._read_lines = partial(_read_json, JsonDecoder(columns, zone, keeps_numbers=True))
+        self._read_lines = line_reader(format, columns, known, zone)
         self.bad_records = bad_records
         super().__init__(path, schema, self._read_rows, log)
 
@@ -84,16 +69,15 @@ class RecordFilesInput(FilesInput, RecordInput):
             yield from self._read_records(path)
 
     def _read_records(self, path: Path) -> Iterator[Records]:
-        for lines in _read_blocks(path, skips_first=self._has_header):
-            try:
-                rows, reasons = self._read_lines(lines)
-            except InvalidUsageError as error:
-                place = self.bad_records.place
-                raise InvalidUsageError(
-                    error.fact, hint=error.hint, source=place, file=path, **error.context
-                ) from None
-            bad = sorted(reasons)
-            yield Records(rows, bad, partial(_facts, lines, reasons, bad, path.as_uri()))
+        try:
+            for lines, rows, reasons in self._read_lines(path):
+                bad = sorted(reasons)
+                yield Records(rows, bad, partial(_facts, lines, reasons, bad, path.as_uri()))
+        except InvalidUsageError as error:
+            place = self.bad_records.place
+            raise InvalidUsageError(
+                error.fact, hint=error.hint, source=place, file=path, **error.context
+            ) from None
 
 
 def _facts(lines: pa.Array, reasons: Mapping[int, str], bad: list[int], file: str) -> dict[str, list[Any]]:
@@ -102,71 +86,3 @@ def _facts(lines: pa.Array, reasons: Mapping[int, str], bad: list[int], file: st
         "file": [file] * len(bad),
         "reason": [reasons[number] for number in bad],
     }
-
-
-def _read_blocks(path: Path, *, skips_first: bool) -> Iterator[pa.Array]:
-    """Yield a file in blocks of whole lines, without blank lines."""
-    with path.open("rb") as file:
-        if skips_first:
-            file.readline()
-        while block := file.read(_BLOCK_BYTES):
-            block += file.readline()
-            lines = pc.split_pattern(pa.scalar(block, pa.binary()), "\n").values
-            texts = pc.ascii_rtrim(lines.view(pa.string()), "\r")
-            is_blank = pc.equal(pc.binary_length(pc.ascii_trim_whitespace(texts)), 0)
-            yield texts.view(pa.binary()).filter(pc.invert(is_blank))
-
-
-def _read_json(decoder: JsonDecoder, lines: pa.Array) -> tuple[pa.Table, dict[int, str]]:
-    rows, reasons = decoder.decode(lines)
-    found = {number: reason for number, reason in enumerate(reasons) if reason is not None}
-    return pa.Table.from_batches([rows]), found
-
-
-@dataclass(frozen=True, slots=True)
-class _CsvLines:
-    """Reads lines of CSV. In a bad line, each field that does not fit its column is null."""
-
-    schema: pa.Schema
-    options: Mapping[str, str]
-    zone: str | None
-
-    def __call__(self, lines: pa.Array) -> tuple[pa.Table, dict[int, str]]:
-        reasons: dict[int, str] = {}
-
-        def read(start: int, stop: int) -> pa.Table | None:
-            return self._read(lines.slice(start, stop - start), self.schema)
-
-        def read_alone(number: int) -> pa.Table:
-            reasons[number] = WRONG_CSV
-            return self._read_fields(lines[number].as_py())
-
-        parts = read_in_parts(len(lines), read, read_alone)
-        return pa.concat_tables([self.schema.empty_table(), *parts]), reasons
-
-    def _read(self, lines: pa.Array, schema: pa.Schema) -> pa.Table | None:
-        text = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), b"\n")[0].as_buffer()
-        try:
-            table = read_csv(pa.BufferReader(text), schema, self.options)
-            return convert_columns(table, schema, self.zone) if table.num_rows == len(lines) else None
-        except pa.ArrowInvalid:
-            return None
-
-    def _read_fields(self, line: bytes) -> pa.Table:
-        separator = self.options["sep"]
-        quote = self.options["quote"]
-        text = line.decode("utf-8", errors="replace")
-        try:
-            cells = next(csv.reader([text], delimiter=separator, quotechar=quote))
-        except csv.Error:  # a field is too long, or the line has a lone carriage return
-            cells = []
-        columns = []
-        for number, field in enumerate(self.schema):
-            column = None
-            if number < len(cells) and cells[number] != self.options.get("nullvalue", ""):
-                quoted = quote + cells[number].replace(quote, 2 * quote) + quote
-                column = self._read(pa.array([quoted.encode()]), pa.schema([field]))
-            columns.append(
-                pa.chunked_array([pa.nulls(1, field.type)]) if column is None else column.column(0)
-            )
-        return pa.Table.from_arrays(columns, schema=self.schema)

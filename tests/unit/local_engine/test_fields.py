@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.local_engine.field_texts import parse_texts
-from penstock.local_engine.file_formats import file_reader
 from penstock.local_engine.records.json_decoder import JsonDecoder
+from penstock.local_engine.records.whole_files import file_reader
 
 KINDS = [(10, 2), (38, 10), (38, 2), (38, 0), (38, 38), (9, 0), (18, 6)]
 _digits = st.integers(0, 40).flatmap(lambda count: st.integers(0, 10**count)).map(str)
@@ -50,10 +50,13 @@ def test_decimals_are_rounded_or_refused(digits: tuple[int, int], text: str) -> 
     assert (reason is None) == (expected is not None)
 
 
-def test_a_file_with_decimals_of_many_digits_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text(f'1.005\n1\n0.{"1" * 40}\n1e-50\n"1,000.5"\n')
-    rows = file_reader("csv", pa.schema({"v": pa.decimal128(38, 2)}), {})(file)
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_a_file_with_decimals_of_many_digits_is_read(tmp_path: Path, format: str) -> None:
+    texts = ["1.005", "1", f"0.{'1' * 40}", "1e-50", '"1,000.5"']
+    lines = texts if format == "csv" else [f'{{"v": {text}}}' for text in texts]
+    file = tmp_path / "a"
+    file.write_text("\n".join(lines))
+    rows = file_reader(format, pa.schema({"v": pa.decimal128(38, 2)}), {})(file)
     assert list(map(str, rows["v"].to_pylist())) == ["1.01", "1.00", "0.11", "0.00", "1000.50"]
 
 

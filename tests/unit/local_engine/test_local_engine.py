@@ -35,9 +35,9 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs.local.pipeline import check_local_pipeline, open_pipeline
 from penstock.jobs.pipelines.places import check_places
 from penstock.jobs.pipelines.run import run_to_end
-from penstock.local_engine.file_formats import file_reader
 from penstock.local_engine.outputs import MemoryOutput, ParquetOutput
 from penstock.local_engine.query_log import EntryLog, QueryLog
+from penstock.local_engine.records.whole_files import file_reader
 from penstock.monitoring import opentelemetry
 from penstock.monitoring.prometheus import PrometheusServer
 from penstock.spark_ext.border.buckets import bucket_labels
@@ -515,11 +515,30 @@ def test_times_of_files_have_a_zone_or_get_that_of_the_session(tmp_path: Path) -
     assert len(set(file_reader("csv", schema, {}, "Europe/Berlin")(file)["t"].to_pylist())) == 1
 
 
-def test_records_that_do_not_fit_are_refused_without_their_values(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("secret\n")
-    with pytest.raises(InvalidUsageError, match="do not fit the schema") as caught:
-        file_reader("csv", pa.schema({"n": pa.int64()}), {})(tmp_path / "a.csv")
+def test_a_file_that_does_not_fit_is_refused_without_its_values(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": ["secret"]}), tmp_path / "a.parquet")
+    with pytest.raises(InvalidUsageError, match="does not fit the schema") as caught:
+        file_reader("parquet", pa.schema({"n": pa.int64()}), {})(tmp_path / "a.parquet")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("csv", 'a,1\nb,secret\nc,"1,000"\n'),
+        ("json", '{"k": "a", "v": 1}\n{"k": "b", "v": "secret"}\n{"k": "c", "v": "1,000"}\n'),
+    ],
+)
+def test_values_of_a_table_that_do_not_fit_are_null_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, format: str, text: str
+) -> None:
+    (tmp_path / "a").write_text(text)
+    schema = pa.schema({"k": pa.string(), "v": pa.decimal128(38, 2)})
+    rows = file_reader(format, schema, {})(tmp_path / "a").to_pylist()
+    assert rows == [{"k": "a", "v": 1}, {"k": "b", "v": None}, {"k": "c", "v": 1000}]
+    assert caplog.messages == [
+        f"records do not fit the schema, and have nulls [file={tmp_path / 'a'} records=1]"
+    ]
 
 
 def test_metrics_are_offered_to_prometheus_and_sent_to_opentelemetry(
