@@ -17,6 +17,7 @@ from penstock.monitoring.opentelemetry import OpenTelemetryExporter, otlp_provid
 from penstock.monitoring.prometheus import PrometheusServer
 from penstock.spark_ext.border.connection import default_parallelism
 from penstock.spark_ext.metrics_listener import BatchListener, Receiver, append_to_file
+from penstock.spark_ext.short_errors import shorten_errors
 from penstock.spark_ext.sources.market import MarketDataSource
 from penstock.spark_ext.sources.p_stream_source import p_stream_source
 from penstock.spark_ext.sources.wake import register_wake
@@ -83,6 +84,7 @@ def register(
     """
     prepare_workers(spark)
     check_starts(spark)
+    shorten_errors(spark)
     spark.dataSource.register(MarketDataSource)
     register_wake(spark)
     spark.dataSource.register(p_stream_source(default_parallelism(spark)))

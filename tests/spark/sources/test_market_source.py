@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import traceback
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -289,3 +292,29 @@ def test_a_restart_with_another_rate_fails_the_query(spark: SparkSession, tmp_pa
         "was=10 got=20. "
         "Hint: set the old value again, or start with a new checkpoint."
     )
+
+
+_WRONG: dict[str, Callable[[SparkSession, str], object]] = {
+    "no option 'rowpersecond'. Hint: did you mean 'rowsPerSecond'?": lambda spark, place: (
+        spark.readStream.format("market").option("rowPerSecond", 5).load()
+    ),
+    "option rowsPerSecond is not a whole number": lambda spark, place: (
+        spark.read.format("market").option("rowsPerSecond", "many").load()
+    ),
+    "needs a path": lambda spark, place: spark.readStream.format("pstream").load(),
+    "there is no p-stream at this location": lambda spark, place: spark.read.format("pstream").load(place),
+    "did you mean 'unitRows'?": lambda spark, place: (
+        spark.range(1).write.format("pstream").mode("append").option("unitRow", 1).save(place)
+    ),
+}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("message", _WRONG)
+def test_a_wrong_option_is_one_line_in_any_session(spark: SparkSession, tmp_path: Path, message: str) -> None:
+    register(spark)
+    with pytest.raises(AnalysisException, match=re.escape(message)) as caught:
+        _WRONG[message](spark, str(tmp_path / "place"))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert len(str(caught.value).splitlines()) == 1
+    assert "py4j" not in shown and shown.count("Traceback") == 1
