@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -40,6 +41,7 @@ from penstock.spark_ext.api.stopping import stop_between_batches
 from penstock.spark_ext.border.connection import Py4JError, is_writer
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
+from penstock.spark_ext.sources.rejected import REFUSAL
 from penstock.spark_ext.worker.restart import start_again, was_available_now
 
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "run_to_end"]
@@ -48,6 +50,9 @@ _POLL_S = 0.25
 _LEAST_OVERDUE_S = 1.0
 """Running batches are polled, so a shorter limit counts as this much."""
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "committed", "rejected", "waiting_keys")
+
+_REFUSAL = re.compile(rf"{re.escape(REFUSAL)}: source=(\S+)")
+"""The text of Spark about a bad record of a source, if the source refuses such records."""
 
 
 def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = None) -> RunningGraph:
@@ -421,4 +426,10 @@ def run_to_end(
         running = start_pipeline(opened, pipeline, document)
         if dashboard is not None:
             dashboard.show_checkpoint(running.checkpoint, query.state_location)
-        return _run(running, on_batch, signals, drain=query.drain)
+        try:
+            return _run(running, on_batch, signals, drain=query.drain)
+        except InvalidUsageError as error:
+            refused = _REFUSAL.match(str(error.context.get("cause")))
+            if document is not None and refused is not None:
+                error.add_context(pipeline=document.place(tuple(refused[1].split("."))))
+            raise

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import penstock
 from penstock.checkpointing.files import open_files
+from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
 from penstock.jobs.cluster.archive import RUN_SCRIPT, pack_pipeline
@@ -420,9 +421,10 @@ def test_a_record_that_cannot_be_read_ends_a_pipeline_that_says_so(
         query={"checkpoint": str(tmp_path / "checkpoint")},
     )
     with pytest.raises(PenstockError, match="a record cannot be read") as failed:
-        run_to_end(run, spark=spark)
+        run_to_end(run, spark=spark, document=Document("p.yaml", {}, {("source",): "p.yaml:2"}))
     assert "nonsense" not in str(failed.value)
     assert "source=source file=file:" in str(failed.value) and "/in/1.json. Hint:" in str(failed.value)
+    assert failed.value.context["pipeline"] == "p.yaml:2"
 
 
 def test_state_keeps_the_name_of_its_query(spark: SparkSession, tmp_path: Path) -> None:
