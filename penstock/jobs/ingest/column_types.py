@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-__all__ = ["cast_column", "choose_type", "parse_type"]
+__all__ = ["cast_column", "choose_type", "parse_type", "set_zones"]
+
+_ZONE = r"\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$"
 
 
 def parse_type(kind: pa.DataType) -> pa.DataType:
     """Return the type to parse with pyarrow: text for dates and times, for which its parsers differ."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(parse_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(parse_type(kind.value_type)))
     return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_date32(kind) else kind
 
 
 def cast_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Convert texts to dates or times; leave other columns unchanged.
+    """Convert texts to dates or times, also in structs and lists; leave other columns unchanged.
 
     A time without a zone is in UTC. Fractional digits beyond the type's precision must be 0.
     """
+    if not column.type.equals(kind) and (pa.types.is_struct(kind) or pa.types.is_list(kind)):
+        return pa.chunked_array([_cast_nested(chunk, kind) for chunk in column.chunks], kind)
     if column.type.equals(kind) or not pa.types.is_timestamp(kind):
         return column.cast(kind)
     first = column.drop_null()[:1]
@@ -30,6 +40,44 @@ def cast_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         except pa.ArrowInvalid:
             continue
     return column.cast(fitting[-1]).cast(kind)
+
+
+def _cast_nested(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    mask = values.is_null()
+    if pa.types.is_struct(kind):
+        parts = [_cast_array(part, field.type) for part, field in zip(values.flatten(), kind, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
+    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    items = _cast_array(values.flatten(), kind.value_type)
+    return pa.ListArray.from_arrays(offsets, items, type=kind, mask=mask)
+
+
+def _cast_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    return cast_column(pa.chunked_array([values]), kind).combine_chunks()
+
+
+def set_zones(kind: pa.DataType, texts: pa.ChunkedArray) -> pa.DataType:
+    """Return a type in which times are instants wherever a text has a zone, also in structs and lists.
+
+    Parameters
+    ----------
+    kind : pyarrow.DataType
+        The type that pyarrow inferred.
+    texts : pyarrow.ChunkedArray
+        The values, with times as texts; see `parse_type`.
+    """
+    if pa.types.is_timestamp(kind):
+        if pc.any(pc.match_substring_regex(texts, _ZONE)).as_py():
+            return pa.timestamp("us", "UTC")
+        micros = pa.timestamp("us")
+        return micros if kind.unit == "s" or _can_cast(texts, micros) else kind
+    if pa.types.is_struct(kind):
+        parts = [(field, pc.struct_field(texts, [number])) for number, field in enumerate(kind)]
+        return pa.struct([field.with_type(set_zones(field.type, part)) for field, part in parts])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(set_zones(kind.value_type, pc.list_flatten(texts))))
+    return kind
 
 
 def _can_cast(values: pa.ChunkedArray, kind: pa.DataType) -> bool:

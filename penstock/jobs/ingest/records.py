@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 
 from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
-from penstock.jobs.ingest.column_types import cast_column, choose_type, parse_type
+from penstock.jobs.ingest.column_types import cast_column, choose_type, parse_type, set_zones
 
 __all__ = ["Bad", "CsvDialect", "Dialect", "JsonDialect", "Records", "parse_records"]
 
@@ -31,7 +30,6 @@ _BLOCK_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 16
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_ZONE = r"\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$"
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
@@ -351,15 +349,11 @@ class JsonRecords(Records):
         a time in UTC, but infers a type without a zone.
         """
         schema = super().infer(content)
-        times = pa.schema(
-            [(field.name, pa.string()) for field in schema if pa.types.is_timestamp(field.type)]
-        )
-        texts = self._rows(content, times) if times else None
-        for name in times.names:
-            if texts is not None and pc.any(pc.match_substring_regex(texts[name], _ZONE)).as_py():
-                at = schema.get_field_index(name)
-                schema = schema.set(at, schema.field(at).with_type(pa.timestamp("us", "UTC")))
-        return schema
+        text_types = pa.schema([(field.name, parse_type(field.type)) for field in schema])
+        if text_types.equals(schema):
+            return schema
+        texts = self._rows(content, text_types)
+        return pa.schema([(field.name, set_zones(field.type, texts[field.name])) for field in schema])
 
     def _lines(self, content: bytes) -> bytes:
         return content

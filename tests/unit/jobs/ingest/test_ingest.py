@@ -289,6 +289,22 @@ def test_times_of_json_with_a_zone_are_instants(place: Path, kind: str, form: st
     ]
 
 
+def test_times_of_json_with_a_zone_are_instants_in_structs_and_lists(place: Path) -> None:
+    first = '{"s": {"at": "2024-01-02T03:04:05+02:00", "b": "2024-01-02T03:04:05", "n": 1}, "l": []}'
+    second = '{"s": null, "l": [{"at": "2024-01-02T03:04:05Z"}, null]}'
+    written("f", f"{first}\n{second}\n")
+    result = penstock(str(place), "f", "--from", "ndjson")
+    assert (
+        "s struct<at: timestamp, b: timestamp_ntz, n: bigint>, l array<struct<at: timestamp>>"
+        in result.stderr
+    )
+    one, other = rows_of(place)
+    assert one["s"]["at"].isoformat() == "2024-01-02T01:04:05+00:00"
+    assert one["s"]["b"].isoformat() == "2024-01-02T03:04:05"
+    assert other["s"] is None
+    assert [item and item["at"].isoformat() for item in other["l"]] == ["2024-01-02T03:04:05+00:00", None]
+
+
 def test_times_without_a_zone_are_of_utc_and_no_digit_is_lost(place: Path) -> None:
     written("a.csv", "t\n2024-01-02 03:04:05\n2024-01-02T03:04:05+02:00\n2024-01-02 03:04:05.1234560\n")
     assert penstock(str(place), "a.csv", "--from", "csv", "--schema", "t timestamp").exit_code == 0
