@@ -307,7 +307,9 @@ def _parenthesized(text: str, node: Tree) -> str:
         wrapped = node.kind in operands and part.kind != "call"  # NOT (a) may be one
         parts += [text[at : part.start], f"({inner})" if wrapped else inner]
         at = part.stop
-    return "".join([*parts, text[at : node.stop]])
+    whole = "".join([*parts, text[at : node.stop]])
+    # In parentheses of its own, a function NOT at the start would be the operator.
+    return f"`NOT`{whole[3:]}" if node.kind == "call" and node.value == "not" else whole
 
 
 def _check_values(frame: DataFrame, rows: pa.Table, taken: list[Expression]) -> None:
