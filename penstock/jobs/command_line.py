@@ -1,4 +1,4 @@
-"""The entry point of the script ``penstock``, which is quiet if Ctrl-C interrupts the imports of the command."""
+"""The entry point of the script ``penstock``. It is quiet if Ctrl-C interrupts the command's imports."""
 
 from __future__ import annotations
 

@@ -312,9 +312,12 @@ def _stop(spark: SparkSession, signals: StopSignals) -> None:
 
 def _is_only_for_streams(spark: SparkSession) -> bool:
     """Return whether a streaming query runs, or Spark has run no job, as before the first query starts."""
-    if spark.streams.active:
-        return True
-    return not is_connect(spark) and not spark.sparkContext.statusTracker().getJobIdsForGroup(None)
+    try:
+        if spark.streams.active:
+            return True
+        return not is_connect(spark) and not spark.sparkContext.statusTracker().getJobIdsForGroup(None)
+    except (Py4JError, ConnectionError):  # the signal also ended the JVM
+        return False
 
 
 def _quiet_accumulators(context: SparkContext) -> None:
@@ -363,10 +366,11 @@ def session(
     with eight shuffle partitions, with warm Python workers, and logs only fatal errors. An active session is
     used unchanged and is not stopped. The formats ``market`` and ``pstream`` are registered.
 
-    Inside `penstock.run`, Ctrl-C or SIGTERM ends the query between two batches. Elsewhere in the block it ends
-    the program quietly, after the ``finally`` blocks. After SIGTERM the exit code is 143. After Ctrl-C it is 0
-    if a streaming query runs or Spark has run no job yet; else 130, because Ctrl-C may have interrupted a
-    batch. A second signal ends the program at once. Even then, nothing that a checkpoint holds is lost.
+    Inside `penstock.run`, Ctrl-C or SIGTERM ends the query between two batches. Elsewhere in the block it
+    ends the program quietly, after the ``finally`` blocks. After SIGTERM the exit code is 143. After Ctrl-C
+    it is 0 if a streaming query runs or Spark has run no job yet; else it is 130, because Ctrl-C may have
+    interrupted a batch. A second signal ends the program at once. Even then, nothing that a checkpoint holds
+    is lost.
 
     Parameters
     ----------
@@ -406,8 +410,8 @@ def session(
                 register(opened)
                 try:
                     yield opened
-                except KeyboardInterrupt:
-                    if _is_only_for_streams(opened):
+                except (KeyboardInterrupt, Py4JError, ConnectionError):
+                    if signals.received == signal.SIGINT and _is_only_for_streams(opened):
                         raise SystemExit from None
                     raise
             finally:
