@@ -10,8 +10,8 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line."""
     try:
-        from penstock.cli import main as run_command  # most of the time before a command begins
+        from penstock import cli  # this import takes most of the time before a command begins
 
-        run_command()
+        cli.main()
     except KeyboardInterrupt:
         sys.exit(130)
