@@ -13,13 +13,16 @@ With Spark Connect there are no accumulators, and the process has no access to t
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
-from pyspark import Accumulator, AccumulatorParam, SparkContext
+from pyspark import Accumulator, AccumulatorParam
 from pyspark.sql import SparkSession
 
 from penstock.spark_ext.border.connection import is_connect, set_trigger_interval
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext  # the package pyspark-client lacks it
 
 __all__ = ["Interval", "Intervals", "Pace", "follow", "pace_of"]
 
@@ -43,8 +46,8 @@ class Pace(AccumulatorParam[Intervals]):
     Parameters
     ----------
     on_driver : bool
-        Whether this is the driver's own, which keeps and sets only the intervals of queries that it follows.
-        Workers have copies, which only merge.
+        Whether this object is in the driver, where it keeps and sets only the intervals of queries that it
+        follows. Workers have copies, which only merge.
     """
 
     def __init__(self, *, on_driver: bool = False) -> None:
