@@ -297,16 +297,24 @@ def open_session(
 
 def _stop(spark: SparkSession, signals: StopSignals) -> None:
     """Stop a session, unless a signal to all processes has already ended its JVM."""
-    try:
+    if signals.received is None:
+        spark.stop()
+        return
+
+    def stop() -> None:
         try:
-            if signals.received is not None:
-                # Stop queries first: a query that starts while its context ends prints a Java stack trace.
-                for query in spark.streams.active:
-                    query.stop()
+            # A query that starts when its context ends prints a trace of Java.
+            for query in spark.streams.active:
+                query.stop()
         finally:
             spark.stop()
+
+    try:
+        # Each thread has its own connection to the JVM. SIGTERM may have interrupted a call of the main
+        # thread, and the next call on its connection would wait for, or get, the answer to that call.
+        _run_in_thread(stop)
     except (Py4JError, ConnectionError) as error:
-        if signals.received is None or not is_without_answer(error):
+        if not is_without_answer(error):
             raise
 
 

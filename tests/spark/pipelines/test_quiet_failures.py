@@ -112,3 +112,25 @@ def test_ctrl_c_ends_a_stream_with_0_at_any_time_and_a_batch_with_130(tmp_path: 
         "ctrl_c_in_a_batch 130",
     ], done.stderr
     assert "KeyboardInterrupt" not in done.stderr and "SystemExit" not in done.stderr
+
+
+TERMINATED = """
+import os, signal, threading
+import penstock
+
+with penstock.session({"spark.driver.memory": "1g"}) as spark:
+    writer = spark.readStream.format("rate").load().writeStream.format("noop")
+    query = writer.option("checkpointLocation", "checkpoint").start()
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    query.awaitTermination()
+"""
+
+
+def test_sigterm_ends_a_program_that_waits_for_its_query(tmp_path: Path) -> None:
+    # The interrupted call leaves its answer on the connection to the JVM, or never gets one.
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED], cwd=tmp_path, env=dict(os.environ), capture_output=True,
+        text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (143, "")
+    assert "Traceback" not in done.stderr
