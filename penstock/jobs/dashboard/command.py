@@ -13,6 +13,10 @@ from penstock.jobs.commands.common import SIGNALLED, DebugOption, errors
 __all__ = ["dashboard"]
 
 
+_CHECKPOINT = ("metadata", "offsets", "queries")
+"""The names that the directories of checkpoints have, beside the files of graphs."""
+
+
 def dashboard(
     what: Annotated[
         str,
@@ -74,6 +78,13 @@ def dashboard(
                 ) from error
         state: str | None = None
         if Path(what).is_dir() or ("://" in what and open_files(what).list()):
+            names = {facts.name for facts in open_files(what).list()}
+            if names and not any(name in _CHECKPOINT or name.startswith("graph-") for name in names):
+                raise InvalidUsageError(
+                    "the directory is not a checkpoint",
+                    directory=what,
+                    hint="give a pipeline's YAML file, or the directory that query.checkpoint names",
+                )
             title, checkpoint = what.rstrip("/").rpartition("/")[2], what
         else:
             query = load_document(what, overrides or [])[0].query

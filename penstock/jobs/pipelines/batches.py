@@ -19,7 +19,7 @@ _STALENESS = (
 """The explanation that follows the first batch with staleness."""
 _BAD_RECORDS = (
     "bad records: at least half of all; compare the source's schema and options with a record,",
-    "or set reject_to, which keeps each with its reason",
+    "or look at the records that reject_to keeps, each with its reason",
 )
 """The explanation that follows the first batch with mostly bad records."""
 

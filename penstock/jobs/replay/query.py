@@ -11,14 +11,17 @@ from penstock.checkpointing.files import absolute_location, open_files
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, redirect_late_rows
 from penstock.dataflow.checkpoint import directory_names, safe_name
+from penstock.errors import InvalidUsageError
 from penstock.jobs.local.pipeline import Places, bind_graph, parallel_of
 from penstock.jobs.replay.recording import Checkpoint, Recording
 from penstock.local_engine.builder import Builder
 from penstock.local_engine.inputs import Input
 from penstock.local_engine.operators import LocalOperator, Rows
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.procedures.requests.client import REQUESTS_PLACE
 from penstock.procedures.requests.messages import ANSWERS
 from penstock.spark_ext.border.types import as_arrow_of_spark
+from penstock.state_store.descriptions import read_description
 
 __all__ = ["HeldAnswers", "ReplayedQuery", "open_query"]
 
@@ -105,7 +108,7 @@ def open_query(
         {name: directory.place("p-streams", safe) for name, safe in directory_names(root).items()},
         bound.paths,
         scratch,
-        parallel_of(pipeline),
+        _recorded_buckets(checkpoint, elsewhere) or parallel_of(pipeline),
         subscribes=False,
         answers=answers,
     )
@@ -120,10 +123,26 @@ def open_query(
         streams.append(requests)
     recording = Recording(checkpoint, builder.inputs, streams, operator, state)
     if operator is not None and (stored := dict(recording.description())):
+        if str(stored.get("time")).startswith(RESERVED_PREFIX):
+            raise InvalidUsageError(
+                "Spark planned these windows in a way that the local engine does not know",
+                hint="only windows over a p-stream can be replayed if Spark ran them",
+            )
         stored[ignored] = operator.task.specification().get(ignored)
         operator.task.check_same(stored, "" if state is None else state.location)
     schema = as_arrow_of_spark(made.schema)
     return ReplayedQuery(builder.inputs, operator, made.rows, schema, recording, answers)
+
+
+def _recorded_buckets(checkpoint: Checkpoint, state_location: str | None) -> int | None:
+    """Return the number of buckets of the recorded operator; None if the query has no state."""
+    states = checkpoint.state if state_location is None else open_files(state_location)
+    query = states.child(checkpoint.query)
+    for facts in query.list():
+        described = read_description(query.child(facts.name)) if facts.is_directory else None
+        if described is not None and "buckets" in described:
+            return int(described["buckets"])
+    return None
 
 
 def _without_side_effects(pipeline: Pipeline) -> Pipeline:

@@ -118,9 +118,10 @@ class ContractControl:
     def _log(self, name: str, standing: Standing, *, broken: bool) -> None:
         facts: dict[str, Any] = {"class": name, **standing.summary()}
         facts |= {"staleness_ms": standing.staleness.percentile_ms(standing.share)}
-        text = " ".join(f"{key}={value}" for key, value in facts.items() if key not in ("kept", "advice"))
+        hidden = [key for key, value in facts.items() if key in ("kept", "advice") or value is None]
+        text = " ".join(f"{key}={value}" for key, value in facts.items() if key not in hidden)
         if broken:
-            advice = standing.advise() or "nothing: by what was measured it can hold"
-            _LOGGER.warning("promise of freshness broken [%s%s] helps: %s", self._place, text, advice)
+            advice = standing.advise() or "wait: at the measured costs the promise can be kept"
+            _LOGGER.warning("promise of freshness broken [%s%s] what helps: %s", self._place, text, advice)
         else:
             _LOGGER.info("promise of freshness kept again [%s%s]", self._place, text)

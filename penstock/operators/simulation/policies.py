@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
@@ -59,11 +61,16 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
         If an argument is out of range.
     """
     options = {"load": load, "keys": keys, "skew": skew, "updates": updates}
-    fit = {"load": load > 0, "keys": keys >= 1, "skew": skew >= 0, "updates": updates >= 1}
+    fit = {
+        "load": 0 < load < math.inf,
+        "keys": keys >= 1,
+        "skew": 0 <= skew < math.inf,
+        "updates": updates >= 1,
+    }
     if wrong := {name: value for name, value in options.items() if not fit[name]}:
         raise InvalidUsageError(
             "this overload cannot be simulated",
-            hint="load, keys and updates must be positive, and skew at least 0",
+            hint="load, keys and updates must be positive, skew at least 0, and all finite",
             **wrong,
         )
     stream = update_stream()

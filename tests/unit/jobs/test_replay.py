@@ -178,6 +178,14 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     assert "counts of 3 micro-batches are not compared: the metrics file lacks them" in told.output
 
 
+def test_a_replay_has_the_buckets_of_the_recording(tmp_path: Path) -> None:
+    query = {"checkpoint": str(tmp_path / "checkpoint"), "spark": {"spark.sql.shuffle.partitions": "3"}}
+    queue = {"key": "k", "time": "t", "policy": "fifo", "budget": 4}
+    Run(tmp_path, queue=queue, query=query).go(range(2))
+    run = Run(tmp_path, queue=queue, query={"checkpoint": query["checkpoint"]})
+    assert [one["differences"] for one in run.found()] == [[], []]
+
+
 def test_a_changed_pipeline_shows_its_rows(ran: Run) -> None:
     result = ran.replay("--from", "6", "--to", "6", "--set", "results={filter: v < 2}")
     assert result.exit_code == 1

@@ -199,6 +199,13 @@ def test_the_command_wants_something_to_show(tmp_path: Path, monkeypatch: pytest
     assert "cannot read a file" in missing.stderr
 
 
+def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("source: {}")
+    ran = CliRunner().invoke(app, ["dashboard", str(tmp_path)])
+    assert ran.exit_code == 2
+    assert "the directory is not a checkpoint" in ran.output
+
+
 def test_facts_are_computed_seldom_and_errors_are_shown() -> None:
     calls: list[int] = []
 

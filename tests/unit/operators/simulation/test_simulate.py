@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -31,11 +32,15 @@ def test_all_queues_are_equally_fresh_without_overload() -> None:
     assert max(found.values()) == pytest.approx(min(found.values()))
 
 
-@pytest.mark.parametrize(("load", "keys", "skew", "updates"), [(0, 1, 0, 1), (1, 0, 0, 1), (1, 1, -1, 1)])
+@pytest.mark.parametrize(
+    ("load", "keys", "skew", "updates"), [(0, 1, 0, 1), (1, 0, 0, 1), (1, 1, -1, 1), (math.inf, 1, 0, 1)]
+)
 def test_what_cannot_be_simulated_is_refused(load: float, keys: int, skew: float, updates: int) -> None:
     with pytest.raises(InvalidUsageError, match=r"cannot be simulated: .* must be positive") as told:
         compare_policies(load, keys, skew, updates)
-    assert list(told.value.context) == [{(0, 1): "load", (1, 0): "keys"}.get((int(load), keys), "skew")]
+    assert list(told.value.context) == [
+        {(0, 1): "load", (math.inf, 1): "load", (1, 0): "keys"}.get((load, keys), "skew")
+    ]
 
 
 def test_the_command_shows_a_row_for_each_queue() -> None:
