@@ -103,7 +103,7 @@ def test_keys_and_endpoint_of_the_environment_reach_the_service(monkeypatch: pyt
         ("s3://b/p?regoin=x", "did you mean 'region'"),
         ("gs://b/p?region=x", "GCS does not have: region"),
         ("s3://b/p?skip_signature=perhaps", "boolean"),
-        ("s3://b/p?retry_limit_seconds=soon", "no number"),
+        ("s3://b/p?retry_limit_seconds=soon", "not a number"),
         ("s3://b/p?timeout=soon", "Duration"),
         ("s3://b/a b", "percent-encode"),
         (f"s3://key:{SECRET}/x@b/p", "%2F"),
