@@ -297,6 +297,8 @@ def open_session(
 
 def _stop(spark: SparkSession, signals: StopSignals) -> None:
     """Stop a session, unless a signal to all processes has already ended its JVM."""
+    if sys.is_finalizing():
+        return  # the JVM ends with this process
     if signals.received is None:
         spark.stop()
         return

@@ -64,7 +64,9 @@ def run_local(
     totals = Totals()
     chosen_s = 0.0
     with StopSignals() as signals, ExitStack() as stack:
-        show = stack.enter_context(batch_printer()) if on_batch is None else on_batch
+        show = on_batch
+        if show is None:
+            show = stack.enter_context(batch_printer(is_stopped=lambda: signals.received is not None))
         running = open_pipeline(pipeline, document)
         metrics = _MetricsFile(pipeline)
         exports = _open_exports(pipeline.query, stack)

@@ -200,15 +200,22 @@ def _line_printer() -> Callable[[Sequence[str]], None]:
 
 
 @contextmanager
-def batch_printer(silence_s: float = _SILENCE_S) -> Iterator[Callable[[Batch], None]]:
+def batch_printer(
+    silence_s: float = _SILENCE_S, *, is_stopped: Callable[[], bool] = lambda: False
+) -> Iterator[Callable[[Batch], None]]:
     """Yield a function that prints each batch with rows as a line on standard error.
 
     After the first batch with staleness, another line explains what staleness is; after the first batch with
     mostly bad records, another line says how to find the reason. If no batch ends within
-    `silence_s`, a line reports that the query is still starting.
+    `silence_s`, a line reports that the query is still starting, unless `is_stopped`.
     """
     show = _line_printer()
-    timer = threading.Timer(silence_s, _say, ("still starting: no micro-batch has ended yet",))
+
+    def say_starting() -> None:
+        if not is_stopped():
+            _say("still starting: no micro-batch has ended yet")
+
+    timer = threading.Timer(silence_s, say_starting)
     timer.daemon = True
     explained = warned = False
 

@@ -353,7 +353,9 @@ def _run(
 ) -> Totals:
     """Follow a query or a graph until it ends or a signal stops it; the signal may be an earlier one."""
     with ExitStack() as printer:
-        show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
+        show = on_batch
+        if show is None:
+            show = printer.enter_context(batch_printer(is_stopped=lambda: signals.received is not None))
         try:
             totals = follow(running, show, signals, drain=drain)
         except BaseException as error:

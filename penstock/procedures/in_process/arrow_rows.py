@@ -33,8 +33,10 @@ def as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str)
     for name, values in rows.items():
         with arrow_errors(owner, column=str(name)):
             arrays[name] = pa.array(values)
-    with arrow_errors(owner):
-        return pa.table(arrays)
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len({*lengths.values()}) > 1:
+        raise InvalidUsageError("the columns differ in length", of=owner, lengths=lengths)
+    return pa.table(arrays)
 
 
 @contextlib.contextmanager

@@ -70,6 +70,7 @@ class DatabaseClient:
         timeout: str | timedelta = "30s",
     ) -> None:
         self.part_bytes = _RUN_BYTES
+        self._is_closed = False
         self.uri = uri
         self._timeout_s = parse_duration_us(timeout) / 1e6
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
@@ -93,6 +94,7 @@ class DatabaseClient:
 
     def close(self) -> None:
         """Close the connection."""
+        self._is_closed = True
         self._client.close()
 
     def call(self, procedure: str, /, *positional: Never, **attributes: Any) -> dict[str, Any]:
@@ -252,6 +254,10 @@ class DatabaseClient:
             yield
         except flight.FlightError as error:
             raise_from_flight(error, uri=self.uri)
+        except pa.ArrowInvalid:
+            if self._is_closed:
+                raise InvalidUsageError("the client is closed", uri=self.uri) from None
+            raise
 
 
 def _named(rows: pa.Table, procedure: str) -> pa.Table:

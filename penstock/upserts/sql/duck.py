@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -40,6 +41,7 @@ class DuckTable(SqlTable):
         self._path = path
         self.transient = (IOException,)
         super().__init__(path, table, columns)
+        self.file = Path(path)
 
     def _connect(self) -> Any:
         import duckdb

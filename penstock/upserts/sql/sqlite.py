@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -43,6 +44,7 @@ class SqliteTable(SqlTable):
     def __init__(self, path: str, table: str, columns: Columns) -> None:
         self._path = path
         super().__init__(path, table, columns)
+        self.file = Path(path)
 
     def is_transient(self, error: Exception) -> bool:
         """Return whether another program locks the file. A wrong statement raises the same class of error."""

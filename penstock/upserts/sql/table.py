@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import date, datetime
+from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
 import pyarrow as pa
@@ -71,6 +72,7 @@ class SqlTable(UpsertTarget):
         self.name = f"{name}/{table}"
         self._table, self._columns = table, columns
         self._connection: Any = None
+        self.file: Path | None = None
         for field in columns.schema:
             self._type(field)
 
@@ -160,7 +162,9 @@ class SqlTable(UpsertTarget):
 
     def _prepare(self, *, create: bool) -> None:
         columns, deleted = self._columns, f"{self._table}_deleted"
-        existing = self._columns_of(self._table)
+        # A connection would make the file.
+        is_missing = not create and self.file is not None and not self.file.exists()
+        existing = None if is_missing else self._columns_of(self._table)
         if existing is None:
             if not create:
                 raise InvalidUsageError(

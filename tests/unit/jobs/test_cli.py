@@ -307,6 +307,11 @@ def test_a_run_that_shows_nothing_for_long_says_that_it_is_starting(
             if isinstance(thread, threading.Timer):
                 thread.join()
     assert capsys.readouterr().err.startswith("still starting: ")
+    with batch_printer(silence_s=0.0, is_stopped=lambda: True):
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("bad", "hints"), [(0, 0), (3, 0), (5, 1)])

@@ -37,6 +37,7 @@ def test_a_missing_table_passes_the_check_and_ends_a_run_before_its_first_micro_
     result = CliRunner().invoke(app, ["run", "pipeline.yaml"])
     assert result.exit_code == 2, result.output
     assert "there is no such table" in result.output
+    assert not Path("store.db").exists()
     assert not list(Path("checkpoint").glob("queries/*/commits/[0-9]*"))
 
 

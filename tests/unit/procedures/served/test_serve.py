@@ -115,6 +115,11 @@ def test_the_servers_errors_are_those_of_the_database(client: penstock.DatabaseC
         client.table("acounts")
     with pytest.raises(InvalidUsageError, match="DuckDB refuses the query"):
         client.sql("SELECT * FROM read_csv('/etc/passwd')")
+    with pytest.raises(InvalidUsageError, match=r"the columns differ in length: .*'id': 1, 'amount': 2"):
+        client.run("pay", {"id": [1], "amount": [2, 3]})
+    client.close()
+    with pytest.raises(InvalidUsageError, match="the client is closed"):
+        client.call("pay", id=1, amount=2)
 
 
 def test_a_request_runs_once_however_often_it_is_sent(
