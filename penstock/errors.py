@@ -20,7 +20,6 @@ __all__ = [
     "InvalidUsageError",
     "PenstockError",
     "UnavailableError",
-    "users_code_error",
 ]
 
 _MIN_SECRET_CHARACTERS: Final = 4

@@ -116,8 +116,10 @@ _COPIED_BY = {"buckets": "rescale", "schema": "migrate", "left": "migrate", "rig
 """The commands that copy a query with another value of a setting."""
 
 
-def changed_setting_error(name: str, was: object, now: object, **context: Any) -> InvalidUsageError:
-    """Return the error for a setting that differs from the description."""
+def changed_setting_error(
+    name: str, was: object, now: object, *, operator: str, file: str
+) -> InvalidUsageError:
+    """Return the error for a setting that differs from the description in a file."""
     hint = "set it back, or start with a new checkpoint"
     if name == "program":
         hint += f', or continue over its tables with compatible_with="{was}"'
@@ -125,8 +127,9 @@ def changed_setting_error(name: str, was: object, now: object, **context: Any) -
         hint += f", or with a copy that penstock state {_COPIED_BY[name]} makes"
     return InvalidUsageError(
         f"the checkpoint was made with another {'number of buckets' if name == 'buckets' else name}",
-        **context,
+        operator=operator,
         was=json.dumps(was),
         now=json.dumps(now),
+        file=file,
         hint=hint,
     )

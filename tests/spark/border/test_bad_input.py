@@ -177,7 +177,7 @@ def _null_keys(table: pa.Table) -> pa.Table:
 
 
 MISBEHAVIOUR: list[tuple[str, Callable[[pa.Table], Any], str]] = [
-    ("raises", _raising, "apply raised an error: error=_GoneError rows=2"),
+    ("raises", _raising, "apply raised an error: rows=2 error=_GoneError at=test_bad_input.py:"),
     ("returns no table", lambda table: None, "apply did not return a pyarrow table: returned=NoneType"),
     (
         "returns pandas",

@@ -160,5 +160,4 @@ def test_the_command_forks(old: Place, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["state", "fork", *given])
     assert done.exit_code == 0, done.output
     assert f"continues after micro-batch {_newest(place)}" in done.output
-    assert "copied 4 of 4 parts" in done.output
     assert CliRunner().invoke(app, ["state", "fork", *given]).exit_code == 2

@@ -107,7 +107,7 @@ def test_states_are_loaded_in_the_workers_one_bucket_a_task(
         raise AssertionError("the driver loads a state")
 
     monkeypatch.setattr(BucketStore, "load", refuse)
-    monkeypatch.setattr(BucketStore, "look", refuse)
+    monkeypatch.setattr(BucketStore, "read_version", refuse)
     df = penstock.read_state(spark, place.state, checkpoint=place.checkpoint)
     partitions = df.select("bucket", sf.spark_partition_id().alias("partition")).distinct().collect()
     assert len(partitions) == len({row.partition for row in partitions}) == BUCKETS

@@ -121,7 +121,7 @@ def test_lost_records_and_missing_topics_are_refused(broker: MockBroker, tmp_pat
     broker.send("lost", "A")
     beyond = {"startingOffsets": '{"lost": {"0": 9, "1": 0, "2": 0, "3": 0}}'}
     with pytest.raises(
-        InvalidUsageError, match=r"are gone.*topic=lost partition=0 offset=9 .*failOnDataLoss"
+        InvalidUsageError, match=r"has deleted records .*topic=lost partition=0 offset=9 .*failOnDataLoss"
     ):
         run_to_end(pipeline(broker, tmp_path / "refused", "lost", options=beyond))
     run_to_end(pipeline(broker, tmp_path / "on", "lost", options=beyond | {"failOnDataLoss": "false"}))

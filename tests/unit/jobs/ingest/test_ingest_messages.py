@@ -218,7 +218,8 @@ def test_a_broker_sends_no_more_than_may_wait_for_their_acknowledgements(broker:
             return len(waiting) >= count
 
         until(lambda: has_received(10))
-        assert not has_received(11)
+        has_received(11)
+        assert len({number for number in waiting if number >= 0}) <= 10, waiting
 
         def is_done() -> bool:
             messages.acknowledge()
