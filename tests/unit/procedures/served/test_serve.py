@@ -371,6 +371,12 @@ def test_the_server_of_a_replica_takes_over_when_told(tmp_path: Path) -> None:
         server.database.close()
     with pytest.raises(FencedError):
         primary.call("pay", id=1, amount=1)
+    with (
+        DatabaseServer(primary) as fenced,
+        penstock.DatabaseClient(fenced.uri) as client,
+        pytest.raises(InvalidUsageError, match="a call could not be stored"),
+    ):
+        client.table("accounts")
 
 
 @pytest.mark.long
