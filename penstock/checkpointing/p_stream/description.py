@@ -237,7 +237,7 @@ def _as_array(rows: Any, field: pa.Field[Any]) -> pa.Array[Any] | pa.ChunkedArra
     try:
         if isinstance(values, pa.Array | pa.ChunkedArray):
             return values.cast(field.type)
-        return pa.array(values, field.type, from_pandas=hasattr(rows, "__dataframe__"))
+        return pa.array(values, field.type)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         # Arrow's message may contain values.
         raise InvalidUsageError(

@@ -95,7 +95,7 @@ def errors(*, debug: bool) -> Iterator[None]:
         The exit code is 130 for Ctrl-C, 2 if the command line or a configuration is wrong and nothing ran,
         else 1.
     """
-    from penstock.errors import InvalidUsageError, PenstockError
+    from penstock.errors import InvalidUsageError, PenstockError, redact
 
     try:
         yield
@@ -105,6 +105,7 @@ def errors(*, debug: bool) -> Iterator[None]:
         if debug:
             raise
         cause = f" Caused by {type(error.__cause__).__name__}: {error.__cause__}" if error.shows_cause else ""
+        cause = redact(cause)
         typer.secho(f"{error}{cause}", err=True, fg=typer.colors.RED)
         is_wrong = isinstance(error, InvalidUsageError) and not error.while_running
         raise typer.Exit(WRONG if is_wrong else FAILED) from None

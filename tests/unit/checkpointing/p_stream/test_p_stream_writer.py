@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -347,7 +348,7 @@ def test_rows_may_be_of_pandas_or_plain_python(tmp_path: Path) -> None:
     with PStreamWriter(tmp_path, schema) as writer:
         writer.append(frame)
         writer.append([{"n": 3, "s": "c"}, {"n": 4}])
-        writer.append({"s": ["e"], "n": [5]})
+        writer.append({"s": pd.Series(["e"], dtype="category"), "n": pd.Series([5, np.nan])[:1]})
         wrong: list[tuple[Any, str]] = [
             ([{"n": 6, "t": "x"}], "no such columns: columns=t known=n, s"),
             ({"s": ["secret"], "n": ["secret"]}, "values do not fit a column.*: column=n type=bigint"),
