@@ -158,7 +158,14 @@ def round_decimals(numbers: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa
     too_large = _CONTEXT.subtract(Decimal(10**kind.precision), half).scaleb(-kind.scale, _CONTEXT)
     if pc.any(pc.greater_equal(pc.abs(numbers), pa.scalar(too_large, WIDE_DECIMAL))).as_py():
         raise pa.ArrowInvalid("a number has too many digits")
-    return pc.round(numbers, kind.scale, round_mode="half_towards_infinity").cast(kind)
+    try:
+        return numbers.cast(kind)
+    except pa.ArrowInvalid:  # digits are lost; Arrow's own rounding is wrong for some numbers of 27 digits
+        unit = Decimal(1).scaleb(-kind.scale)
+        exact = numbers.to_pylist()
+        rounded = [None if one is None else one.quantize(unit, ROUND_HALF_UP, _CONTEXT) for one in exact]
+        array = pa.array(rounded, kind)
+        return array if isinstance(numbers, pa.Array) else pa.chunked_array([array])
 
 
 def _parse_decimals(texts: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa.ChunkedArray[Any]:

@@ -30,6 +30,7 @@ def rounded(text: str, precision: int, scale: int) -> Decimal | None:
 @example((10, 2), "3486755212")
 @example((38, 10), "12345678901234567890123456789012345678")
 @example((38, 0), "9" * 38 + ".9")
+@example((38, 10), "18014398509481983.60")
 @example((38, 2), "1e-50")
 @example((10, 2), "1e60")
 @given(st.sampled_from(KINDS), _numbers)
