@@ -41,6 +41,7 @@ LATEST: Final = "latest"
 Start: TypeAlias = str | int | datetime
 """Where a reader begins: ``earliest``, ``latest``, an offset, or the time of the first commit to read."""
 
+_MISFITS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -89,13 +90,14 @@ def parse_start(start: object) -> Start:
         if isinstance(start, str):
             if start.lower() in {EARLIEST, LATEST}:
                 return start.lower()
-            start = int(start) if start.isdecimal() else datetime.fromisoformat(start)
+            is_offset = start.isascii() and start.isdecimal()
+            start = int(start) if is_offset else datetime.fromisoformat(start)
         if isinstance(start, datetime):
             return start if start.tzinfo else start.replace(tzinfo=UTC)
         if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
             return start
     except ValueError:
-        pass
+        pass  # the error below names what a start may be
     raise InvalidUsageError(
         "the start is not valid",
         start=start,
@@ -224,22 +226,29 @@ def as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
         )
     if not isinstance(rows, list) and (missing := [name for name in schema.names if name not in named]):
         raise InvalidUsageError("rows lack columns of the p-stream", columns=", ".join(missing))
-    arrays = [_as_array(rows, field) for field in schema]
     try:
-        return pa.Table.from_arrays(arrays, schema=schema)
-    except pa.ArrowInvalid:
-        raise InvalidUsageError("the columns of the rows differ in length") from None
-
-
-def _as_array(rows: Any, field: pa.Field[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
-    """Return a column of rows, which are a list of dict, a dict of columns, or a DataFrame of pandas."""
-    values = [row.get(field.name) for row in rows] if isinstance(rows, list) else rows[field.name]
-    try:
-        if isinstance(values, pa.Array | pa.ChunkedArray):
-            return values.cast(field.type)
-        return pa.array(values, field.type)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        return _to_table(rows, schema)
+    except _MISFITS:
         # Arrow's message may contain values.
-        raise InvalidUsageError(
-            "values do not fit a column of the p-stream", column=field.name, type=type_text(field.type)
-        ) from None
+        raise _misfit(rows, schema) from None
+
+
+def _to_table(rows: Any, schema: pa.Schema) -> pa.Table:
+    """Return a table of rows: a list of dict, a dict of columns, or a DataFrame of pandas."""
+    if isinstance(rows, list):
+        return pa.Table.from_pylist(rows, schema)
+    if isinstance(rows, dict):
+        return pa.Table.from_pydict(rows, schema)
+    return pa.Table.from_pandas(rows, schema, preserve_index=False)
+
+
+def _misfit(rows: Any, schema: pa.Schema) -> InvalidUsageError:
+    """Return the error for the first column whose values do not fit."""
+    for field in schema:
+        try:
+            _to_table(rows if isinstance(rows, list) else {field.name: rows[field.name]}, pa.schema([field]))
+        except _MISFITS:
+            return InvalidUsageError(
+                "values do not fit a column of the p-stream", column=field.name, type=type_text(field.type)
+            )
+    return InvalidUsageError("the columns of the rows differ in length")
