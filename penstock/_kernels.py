@@ -137,13 +137,19 @@ UNCOMPILABLE: tuple[type[Exception], ...] = (numba.core.errors.NumbaError, TypeE
 """The errors of a function that numba cannot compile."""
 
 
-def users_kernel(function: F) -> F:
+def users_kernel(function: F, *, checks_bounds: bool = False) -> F:
     """Compile a user's function, or a function that calls one, as `kernel` does, but without a cache.
 
-    A cache would be wrong, because numba would not notice a change in a module that the function calls. An
-    index outside an array raises `IndexError`.
+    A cache would be wrong, because numba would not notice a change in a module that the function calls.
+
+    Parameters
+    ----------
+    function : callable
+        The function.
+    checks_bounds : bool
+        Whether an index outside an array raises `IndexError`.
     """
-    compiled: F = numba.njit(nogil=True, error_model="numpy", boundscheck=True)(function)
+    compiled: F = numba.njit(nogil=True, error_model="numpy", boundscheck=checks_bounds)(function)
     return compiled
 
 

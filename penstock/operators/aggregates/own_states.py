@@ -59,8 +59,15 @@ def _compiled(reference: str) -> _Kernels:
 @functools.lru_cache(maxsize=256)
 def _compile(aggregate: Any) -> _Kernels:
     methods = (aggregate.init, aggregate.add, aggregate.merge, aggregate.finish)
-    init, add, merge, finish = map(users_kernel, methods)
-    count = len(parameter_names(aggregate))
+    init, add, merge, finish = (users_kernel(method, checks_bounds=True) for method in methods)
+    words, count = aggregate.words, len(parameter_names(aggregate))
+
+    @users_kernel
+    def check_words(states):  # type: ignore[no-untyped-def]  # compiled
+        # The compiler then knows the length of a state, and removes the checks of constant indexes.
+        if states.shape[1] != words:
+            raise ValueError("a state has another number of words")
+
     # Numba cannot pass a variable number of arguments, so the text lists all of them.
     arguments = ", ".join(f"values[{number}, at]" for number in range(count))
     text = f"lambda state, values, at: add(state, {arguments})"
@@ -68,26 +75,33 @@ def _compile(aggregate: Any) -> _Kernels:
 
     @users_kernel
     def init_states(states, begin):  # type: ignore[no-untyped-def]  # compiled
+        check_words(states)
         for at in range(begin, len(states)):
             init(states[at])
 
     @users_kernel
     def add_values(slots, values, states):  # type: ignore[no-untyped-def]  # compiled
+        check_words(states)
         for at in range(len(slots)):
             if slots[at] > 0:
                 add_row(states[slots[at]], values, at)
 
     @users_kernel
     def merge_states(slots, others, states):  # type: ignore[no-untyped-def]  # compiled
+        check_words(states)
+        check_words(others)
         for at in range(len(slots)):
             if slots[at] > 0:
                 merge(states[slots[at]], others[at])
 
     @users_kernel
     def unite_ranges(states, low, high, suffix, out):  # type: ignore[no-untyped-def]  # compiled
+        check_words(states)
+        check_words(suffix)
+        check_words(out)
         # Two stacks: `suffix` merges the states up to `middle`, and `back` those from `middle` to `end`.
         middle = end = 0
-        back = np.empty(states.shape[1])  # rows are copied by `_copy`: an assignment compiles for seconds
+        back = np.empty(words)  # rows are copied by `_copy`: an assignment compiles for seconds
         for at in range(len(low)):
             begin, until = low[at], high[at]
             if begin >= middle:
@@ -108,6 +122,7 @@ def _compile(aggregate: Any) -> _Kernels:
 
     @users_kernel
     def finish_states(states, results, valid):  # type: ignore[no-untyped-def]  # compiled
+        check_words(states)
         for at in range(len(states)):
             result = finish(states[at])
             if result is None:
@@ -116,10 +131,10 @@ def _compile(aggregate: Any) -> _Kernels:
                 valid[at] = True
                 results[at] = result
 
-    states, slots, none = np.zeros((2, aggregate.words)), np.zeros(1, np.int32), np.zeros(0, np.int64)
+    states, slots, none = np.zeros((2, words)), np.zeros(1, np.int32), np.zeros(0, np.int64)
     empty = states[:0]
     return _Kernels(
-        aggregate.words,
+        words,
         count,
         _compiled_kernel(aggregate, "init", init_states, states, 2),
         _compiled_kernel(aggregate, "add", add_values, slots, np.zeros((count, 1)), states),
