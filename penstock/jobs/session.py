@@ -325,7 +325,8 @@ def _is_only_for_streams(spark: SparkSession) -> bool:
     try:
         if spark.streams.active:
             return True
-        return not is_connect(spark) and not spark.sparkContext.statusTracker().getJobIdsForGroup(None)
+        # The scheduler counts jobs of all groups at once; status trackers learn of them later.
+        return not is_connect(spark) and spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs() == 0
     except (Py4JError, ConnectionError):  # the signal also ended the JVM
         return False
 

@@ -108,6 +108,9 @@ def _case(entry: Any, number: int, path: Path) -> Case:
         elif kind == "expect":
             _check_expected(content, context)
         steps.append((kind, content))
+    for option in ("set", "schemas"):
+        if not isinstance(entry.get(option, {}), dict):
+            raise InvalidUsageError(f"{option} is not a mapping", hint="write {name: value}", **context)
     return Case(str(name), str(path), tuple(steps), {key: entry[key] for key in _CASE[2:] if key in entry})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -369,6 +369,8 @@ def parse_start(start: str | datetime) -> datetime:
     """
     try:
         begin = datetime.fromisoformat(start) if isinstance(start, str) else start
+        if not isinstance(begin, datetime):
+            raise ValueError
     except ValueError:
         raise InvalidUsageError("the start is not a time", start=start, hint=_TIME_HINT) from None
     return begin if begin.tzinfo else begin.replace(tzinfo=UTC)
@@ -419,13 +421,23 @@ def _cast(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray
 
 def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
     try:
-        if pa.types.is_timestamp(field.type):
-            values = [_moment(value, has_zone=field.type.tz is not None) for value in values]
-        elif pa.types.is_date(field.type):
-            values = [date.fromisoformat(value) if isinstance(value, str) else value for value in values]
-        return pa.array(values, field.type)
+        return pa.array([_with_times(value, field.type) for value in values], field.type)
     except (ValueError, pa.ArrowTypeError) as error:
         raise _misfit(field, error) from None
+
+
+def _with_times(value: Any, kind: pa.DataType) -> Any:
+    """Return a value of a type, in which texts for times and dates are replaced by times and dates."""
+    if pa.types.is_timestamp(kind):
+        return _moment(value, has_zone=kind.tz is not None)
+    if pa.types.is_date(kind) and isinstance(value, str):
+        return datetime.fromisoformat(value).date()
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        types = {field.name: field.type for field in kind}
+        return {name: _with_times(one, types[name]) if name in types else one for name, one in value.items()}
+    if pa.types.is_list(kind) and isinstance(value, list):
+        return [_with_times(one, kind.value_type) for one in value]
+    return value
 
 
 def _moment(value: Any, *, has_zone: bool) -> Any:

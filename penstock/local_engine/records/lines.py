@@ -62,16 +62,15 @@ def line_reader(
 
 
 def _read_blocks(path: Path, *, skips_first: bool) -> Iterator[pa.Array]:
-    """Yield a file in blocks of whole lines, without blank lines."""
+    """Yield a file in blocks of whole lines, without blank lines. Lines end at CR, LF or CRLF as on Spark."""
+    begin = int(skips_first)
     with path.open("rb") as file:
-        if skips_first:
-            file.readline()
         while block := file.read(_BLOCK_BYTES):
-            block += file.readline()
-            lines = pc.split_pattern(pa.scalar(block, pa.binary()), "\n").values
-            texts = pc.ascii_rtrim(lines.view(pa.string()), "\r")
-            is_blank = pc.equal(pc.binary_length(pc.ascii_trim_whitespace(texts)), 0)
-            yield texts.view(pa.binary()).filter(pc.invert(is_blank))
+            block = (block + file.readline()).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            lines = pc.split_pattern(pa.scalar(block, pa.binary()), "\n").values.slice(begin)
+            begin = 0
+            is_blank = pc.equal(pc.binary_length(pc.ascii_trim_whitespace(lines.view(pa.string()))), 0)
+            yield lines.filter(pc.invert(is_blank))
 
 
 def _read_json(decoder: JsonDecoder, lines: pa.Array) -> tuple[pa.Table, dict[int, str]]:

@@ -63,7 +63,7 @@ def _compile(aggregate: Any) -> _Kernels:
     words, count = aggregate.words, len(parameter_names(aggregate))
 
     @users_kernel
-    def check_words(states):  # type: ignore[no-untyped-def]  # compiled
+    def check_words(states: Any) -> None:
         # The compiler then knows the length of a state, and removes the checks of constant indexes.
         if states.shape[1] != words:
             raise ValueError("a state has another number of words")

@@ -85,6 +85,7 @@ def ctrl_c_while_the_query_starts(spark):
     assert penstock.run(starting).signal == signal.SIGINT
 
 def ctrl_c_in_a_batch(spark):
+    spark.sparkContext.setJobGroup("group", "a job of a user's group")
     spark.range(9).count()
     interrupt()
 

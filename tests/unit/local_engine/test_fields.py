@@ -61,6 +61,14 @@ def test_a_file_with_decimals_of_many_digits_is_read(tmp_path: Path, format: str
     assert list(map(str, rows["v"].to_pylist())) == ["1.01", "1.00", "0.11", "0.00", "1000.50"]
 
 
+@pytest.mark.parametrize("header", [True, False])
+def test_lines_end_at_cr_lf_or_both(tmp_path: Path, header: bool) -> None:
+    (tmp_path / "a").write_bytes((b"k,n\r" if header else b"") + b"a,1\rb,2\r\n\r\nc,3\n")
+    schema = pa.schema({"k": pa.string(), "n": pa.int64()})
+    rows = file_reader("csv", schema, {"header": str(header)})(tmp_path / "a")
+    assert rows.to_pydict() == {"k": ["a", "b", "c"], "n": [1, 2, 3]}
+
+
 ZONES = [
     "Europe/Berlin",
     "America/New_York",

@@ -173,7 +173,6 @@ def test_the_error_about_a_time_without_a_zone_names_file_and_source(tmp_path: P
     ("format", "bad"),
     [
         ("csv", b"x" * 200_000 + b",1,1,1"),
-        ("csv", b"c,1\r,1,1"),
         ("json", b'{"k": "c", "v": ' + b"[" * 100_000),
     ],
 )
@@ -185,6 +184,16 @@ def test_a_record_that_no_parser_takes_is_bad(tmp_path: Path, format: str, bad: 
     assert end is not None
     rows = pa.Table.from_batches(list(source.read(None, end))).to_pylist()
     assert [row["k"] for row in rows] == ["a", None]
+
+
+def test_a_lone_carriage_return_ends_a_line_as_on_spark(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0").write_bytes(b"a,1,1\nc,1\r,1,1")
+    source = open_source(pipeline(tmp_path, "csv").source, "source", None, tmp_path / "log")
+    end = source.find_end(None)
+    assert end is not None
+    rows = pa.Table.from_batches(list(source.read(None, end))).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [("a", 1, 1.0), ("c", 1, None), (None, 1, 1.0)]
 
 
 def test_lines_of_files_with_a_header_and_other_ends_are_read(tmp_path: Path) -> None:

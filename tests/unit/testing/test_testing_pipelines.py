@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,20 @@ def test_rows_may_be_an_arrow_table(quotes: str, penstock_pipeline: OpenPipeline
     test = penstock_pipeline(quotes)
     test.send(pa.table({"k": ["a"], "v": [1], "ts": pa.array([5], pa.timestamp("s", "UTC"))}))
     assert test.table()["ts"].to_pylist()[0].second == 5
+
+
+def test_times_and_dates_may_be_nested(tmp_path: Path, penstock_pipeline: OpenPipeline) -> None:
+    nested = "k STRING, ts TIMESTAMP, d DATE, s STRUCT<at: TIMESTAMP, days: ARRAY<DATE>>"
+    text = QUOTES.replace("k STRING, ts TIMESTAMP, v DOUBLE", nested).replace("filter: v > 0\n", "")
+    (tmp_path / "p.yaml").write_text(text)
+    test = penstock_pipeline(tmp_path / "p.yaml")
+    at = "2026-01-01T00:00:01Z"
+    test.send(
+        [{"k": "a", "ts": at, "d": "2026-01-02T00:00:00", "s": {"at": at, "days": ["2026-01-03", None]}}]
+    )
+    (one,) = test.rows()
+    assert one["d"] == date(2026, 1, 2)
+    assert one["s"] == {"at": one["ts"], "days": [date(2026, 1, 3), None]}
 
 
 def test_rows_that_do_not_fit_are_refused(quotes: str, penstock_pipeline: OpenPipeline) -> None:
@@ -279,6 +294,7 @@ def test_a_case_that_fails_shows_the_difference(quotes: str) -> None:
         ("{max: 5000}", "{mx: 5000}", "staleness_ms has no 'mx'"),
         ("{max: 5000}", "{max: low}", "staleness_ms.max is not a number: got=low"),
         ("{max: 5000}", "5", "staleness_ms is not a mapping"),
+        ("set: {queue.budget: 1, queue.policy: fifo}", "set: [queue.budget]", "set is not a mapping"),
         ("rows: [{k: b}]", "rows: [b]", "rows is not a list of rows"),
         ("expect: [{k: a, v: 3, ts: 2026-01-01T00:00:03Z}]", "given: {k: a}", "given is not a list of rows"),
     ],
@@ -331,8 +347,9 @@ def test_an_override_or_start_of_a_case_that_is_wrong_fails_the_case(quotes: str
     assert (code, "1 passed, 1 failed" in text, "--set" in text) == (1, True, False), text
     assert "set:" in text
     assert "did you mean 'policy'" in text
-    code, text = run_cases(quotes, CASES.replace("    steps:", "    start: soon\n    steps:", 1))
-    assert (code, "the start is not a time: start=soon" in text) == (1, True), text
+    for start in ("soon", 5):
+        code, text = run_cases(quotes, CASES.replace("    steps:", f"    start: {start}\n    steps:", 1))
+        assert (code, f"the start is not a time: start={start}" in text) == (1, True), text
 
 
 LATE = """
