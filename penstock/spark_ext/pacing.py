@@ -84,6 +84,8 @@ class Pace(AccumulatorParam[Intervals]):
             if not self._keeps(name):
                 continue
             known = newest.get(name)
+            if known is not None and one.batch < known.batch:
+                continue
             newest[name] = min(known, one) if known is not None and known.batch == one.batch else one
             self._set(name, newest[name].interval_ms)
         return newest

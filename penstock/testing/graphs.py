@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.testing.pipelines import START, LocalTest, late_place, parse_start, to_table
+from penstock.records.python_rows import to_table
+from penstock.testing.pipelines import START, LocalTest, late_place, parse_start
 
 if TYPE_CHECKING:
     from penstock.dataflow import Graph, Persist

@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock import _failpoints
 from penstock._clock import SimulatedClock
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.records.python_rows import TIME_HINT, to_table
 from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.local_engine.query import LocalBatch
     from penstock.local_engine.start import LocalGraph
 
-__all__ = ["START", "CrashPoint", "LocalTest", "PipelineTest", "parse_start", "pipeline", "to_table"]
+__all__ = ["START", "CrashPoint", "LocalTest", "PipelineTest", "parse_start", "pipeline"]
 
 CrashPoint: TypeAlias = Literal["plan", "write", "commit"]
 """The step after which a process dies: a micro-batch's plan, the write of its results, or its commit."""
@@ -33,7 +34,6 @@ START: Final = "2026-01-01T00:00:00Z"
 """The time at which a test begins, by default."""
 
 _LATE_ROWS: Final = "late-rows"
-_TIME_HINT: Final = "write a time such as 2026-01-31T12:00:00Z"
 
 
 class LocalTest:
@@ -372,91 +372,5 @@ def parse_start(start: str | datetime) -> datetime:
         if not isinstance(begin, datetime):
             raise ValueError
     except ValueError:
-        raise InvalidUsageError("the start is not a time", start=start, hint=_TIME_HINT) from None
+        raise InvalidUsageError("the start is not a time", start=start, hint=TIME_HINT) from None
     return begin if begin.tzinfo else begin.replace(tzinfo=UTC)
-
-
-def to_table(
-    rows: Sequence[Mapping[str, Any]] | pa.Table, schema: pa.Schema, owner: str = "source"
-) -> pa.Table:
-    """Return rows as a table with a schema. Columns that a row leaves out are null.
-
-    Raises
-    ------
-    InvalidUsageError
-        If the rows are neither a table nor mappings, a row has another column, or a value does not fit.
-    """
-    from penstock.conf.values import did_you_mean
-
-    if isinstance(rows, pa.Table):
-        names: list[str] = rows.column_names
-    elif isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
-        names = list(dict.fromkeys(name for row in rows for name in row))
-    else:
-        raise InvalidUsageError(
-            "the rows are neither a list of mappings nor an Arrow table", got=type(rows).__name__
-        )
-    for name in names:
-        if name not in schema.names:
-            hint = did_you_mean(name, schema.names, f"the columns are {', '.join(schema.names)}")
-            raise InvalidUsageError(f"the {owner} has no column {name!r}", hint=hint)
-    if isinstance(rows, pa.Table):
-        columns = [
-            _cast(rows.column(field.name), field)
-            if field.name in names
-            else pa.nulls(rows.num_rows, field.type)
-            for field in schema
-        ]
-        return pa.table(columns, schema=schema)
-    arrays = [_array([row.get(field.name) for row in rows], field) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _cast(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
-    try:
-        return column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _misfit(field, error) from None
-
-
-def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
-    try:
-        return pa.array([_with_times(value, field.type) for value in values], field.type)
-    except (ValueError, pa.ArrowTypeError) as error:
-        raise _misfit(field, error) from None
-
-
-def _with_times(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of a type, in which texts for times and dates are replaced by times and dates."""
-    if pa.types.is_timestamp(kind):
-        return _moment(value, has_zone=kind.tz is not None)
-    if pa.types.is_date(kind) and isinstance(value, str):
-        return datetime.fromisoformat(value).date()
-    if pa.types.is_struct(kind) and isinstance(value, Mapping):
-        types = {field.name: field.type for field in kind}
-        return {name: _with_times(one, types[name]) if name in types else one for name, one in value.items()}
-    if pa.types.is_list(kind) and isinstance(value, list):
-        return [_with_times(one, kind.value_type) for one in value]
-    return value
-
-
-def _moment(value: Any, *, has_zone: bool) -> Any:
-    """Return the time that a value means; times without a zone are in UTC.
-
-    Raises
-    ------
-    ValueError
-        If a text is not a time, or the value is a number, whose unit and origin are not known.
-    """
-    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    if isinstance(moment, int | float):
-        raise ValueError(f"{moment} is a number; {_TIME_HINT}")
-    if has_zone and isinstance(moment, datetime) and moment.tzinfo is None:
-        return moment.replace(tzinfo=UTC)
-    return moment
-
-
-def _misfit(field: pa.Field[Any], error: Exception) -> InvalidUsageError:
-    return InvalidUsageError(
-        "a value does not fit its column", column=field.name, type=field.type, reason=str(error)
-    )

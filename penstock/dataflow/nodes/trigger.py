@@ -13,7 +13,7 @@ from penstock.dataflow.nodes.window import Window
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.freshness.controller import LONGEST_INTERVAL
 
-__all__ = ["find_longest_intervals", "find_promises", "find_trigger_interval"]
+__all__ = ["find_longest_intervals", "find_promises", "find_trigger_interval", "promises_from_arrival"]
 
 _CYCLES_PER_LIMIT: Final = 8
 """The tightest limit of the freshness contracts is this many times a fixed trigger interval."""
@@ -59,6 +59,15 @@ def find_promises(results: Node) -> dict[str, float]:
         for promise in contract.promises:
             limits_s[promise.name] = min(promise.limit_us / 1e6, limits_s.get(promise.name, math.inf))
     return limits_s
+
+
+def promises_from_arrival(results: Node) -> bool:
+    """Return whether a contract counts staleness from a column of arrival times, not from the micro-batch."""
+    return any(
+        node.options.contract is not None and node.options.arrival is not None
+        for node in _find_own(results)
+        if isinstance(node, UpdateQueue | UpdateUnion)
+    )
 
 
 def _find_own(root: Node) -> list[Node]:

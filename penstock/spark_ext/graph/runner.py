@@ -29,7 +29,7 @@ from penstock.dataflow.checkpoint import (
     safe_name,
 )
 from penstock.dataflow.nodes import Materialize, Node, Sink, Source, rebuild, topological
-from penstock.dataflow.nodes.trigger import find_promises, find_trigger_interval
+from penstock.dataflow.nodes.trigger import find_promises, find_trigger_interval, promises_from_arrival
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.connection import is_connect, options_of_p_streams
@@ -203,7 +203,9 @@ def start(
     promised_s = find_promises(results)
     waiting_since_ms = None
     if promised_s and not available_now:
-        waiting_since_ms = find_waiting_since_ms(directory, RESULTS, options_of_p_streams(written.rows))
+        # Without a column of arrival times, a row arrives with its micro-batch.
+        streams = options_of_p_streams(written.rows) if promises_from_arrival(results) else ()
+        waiting_since_ms = find_waiting_since_ms(directory, RESULTS, streams)
     return RunningGraph(
         spark,
         plan,

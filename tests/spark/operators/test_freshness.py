@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count, groupby, pairwise
 from pathlib import Path
@@ -218,23 +218,28 @@ def test_each_query_of_a_session_has_the_least_interval_of_its_buckets(
     assert "trigger interval" not in caplog.text
 
 
-def test_a_start_knows_since_when_rows_of_a_p_stream_wait(spark: SparkSession, tmp_path: Path) -> None:
-    rows = quotes([("a", 1, 1.0)])
+@pytest.mark.parametrize("arrival", ["at", None])
+def test_a_start_knows_since_when_rows_of_a_p_stream_wait(
+    spark: SparkSession, tmp_path: Path, arrival: str | None
+) -> None:
+    now = pa.array([datetime.now(UTC)], pa.timestamp("us", "UTC"))
+    rows = quotes([("a", 1, 1.0)]).append_column("at", now)
     with PStreamWriter(tmp_path / "in", rows.schema, threads=1) as writer:
         writer.append(rows)
         writer.flush()
     (commit,) = PStream(tmp_path / "in").log.commits
+    promise = {"p95": "10 minutes"}
     pipeline = Pipeline.model_validate(
         {
             "source": {"type": "pstream", "path": str(tmp_path / "in")},
-            "queue": {"key": "k", "time": "t", "buckets": 1, "freshness": {"p95": "10 minutes"}},
+            "queue": {"key": "k", "time": "t", "buckets": 1, "arrival": arrival, "freshness": promise},
             "sink": {"type": "noop"},
             "query": {"checkpoint": str(tmp_path / "checkpoint")},
         }
     )
     running = run_pipeline(pipeline, spark)
     try:
-        assert running.waiting_since_ms == commit.time_us // 1000
+        assert running.waiting_since_ms == (None if arrival is None else commit.time_us // 1000)
         wait(running.queries["results"], lambda: len(penstock.metrics(running)) > 0)
     finally:
         running.stop()

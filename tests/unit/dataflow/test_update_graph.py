@@ -11,7 +11,12 @@ import pytest
 
 from penstock.dataflow import Graph, Persist, graph
 from penstock.dataflow.nodes import Join, Materialize, Union, UpdateUnion, topological, update_time
-from penstock.dataflow.nodes.trigger import find_longest_intervals, find_promises, find_trigger_interval
+from penstock.dataflow.nodes.trigger import (
+    find_longest_intervals,
+    find_promises,
+    find_trigger_interval,
+    promises_from_arrival,
+)
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.graph.checks import check_runnable, holds_back
 
@@ -289,6 +294,7 @@ def test_a_contract_sets_the_trigger_interval_and_is_explained() -> None:
     queue = plain.update_queue("k", "t", name="q", freshness=contract)
     assert find_trigger_interval(queue.root) == "100 ms"
     assert find_promises(queue.root) == {"gold": 0.8, "other": 4.0}
+    assert not promises_from_arrival(queue.root)
     # A class of several contracts has the tightest limit, in either order.
     other = contract | {"p95": {"gold": "2 s", "other": "3 s"}}
     tight, loose = (
@@ -307,6 +313,8 @@ def test_a_contract_sets_the_trigger_interval_and_is_explained() -> None:
     assert find_longest_intervals(behind) == {"m": "160 ms"}
     assert find_longest_intervals(plain.update_queue("k", "t", name="q").root) == {}
     assert find_promises(plain.update_queue("k", "t", name="q").root) == {}
+    assert promises_from_arrival(plain.update_queue("k", "t", arrival="t", freshness={"p95": "1 s"}).root)
+    assert not promises_from_arrival(plain.update_queue("k", "t", arrival="t").root)
     assert holds_back(queue.root)
     assert "p95 fresh within gold 800 ms, other 4 s by IF(v > 3, 'gold', 'x')" in queue.plan().explain()
     shown = (

@@ -47,6 +47,7 @@ def test_the_least_interval_of_the_newest_batch_is_set(intervals: list[tuple[str
     merged = _merge(pace, ("q", 6, 0), ("q", 7, 400), ("q", 7, 300), ("q", 7, 500), ("q", 8, 300))
     assert merged == {"q": Interval(8, 300)}
     assert pace.addInPlace(merged, {}) == merged
+    assert pace.addInPlace(merged, {"q": Interval(7, 200)}) == merged  # the answer of a task that came late
     assert intervals == [("q", 0), ("q", 400), ("q", 300)]  # each only once, as a call takes time
     pace.follow(QUERY)  # a restart, with an interval of its own
     pace.addInPlace(merged, {"q": Interval(9, 300)})

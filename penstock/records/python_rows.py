@@ -1,0 +1,100 @@
+"""Rows of plain Python, such as a test has, as Arrow tables of a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+
+from penstock.conf.values import did_you_mean
+from penstock.errors import InvalidUsageError
+
+__all__ = ["TIME_HINT", "to_table"]
+
+TIME_HINT: Final = "write a time such as 2026-01-31T12:00:00Z"
+
+
+def to_table(
+    rows: Sequence[Mapping[str, Any]] | pa.Table, schema: pa.Schema, owner: str = "source"
+) -> pa.Table:
+    """Return rows as a table with a schema. Columns that a row leaves out are null.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the rows are neither a table nor mappings, a row has another column, or a value does not fit.
+    """
+    if isinstance(rows, pa.Table):
+        names: list[str] = rows.column_names
+    elif isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows):
+        names = list(dict.fromkeys(name for row in rows for name in row))
+    else:
+        raise InvalidUsageError(
+            "the rows are neither a list of mappings nor an Arrow table", got=type(rows).__name__
+        )
+    for name in names:
+        if name not in schema.names:
+            hint = did_you_mean(name, schema.names, f"the columns are {', '.join(schema.names)}")
+            raise InvalidUsageError(f"the {owner} has no column {name!r}", hint=hint)
+    if isinstance(rows, pa.Table):
+        columns = [
+            _cast(rows.column(field.name), field)
+            if field.name in names
+            else pa.nulls(rows.num_rows, field.type)
+            for field in schema
+        ]
+        return pa.table(columns, schema=schema)
+    arrays = [_array([row.get(field.name) for row in rows], field) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
+    try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _misfit(field, error) from None
+
+
+def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
+    try:
+        return pa.array([_with_times(value, field.type) for value in values], field.type)
+    except (ValueError, pa.ArrowTypeError) as error:
+        raise _misfit(field, error) from None
+
+
+def _with_times(value: Any, kind: pa.DataType) -> Any:
+    """Return a value of a type, in which texts for times and dates are replaced by times and dates."""
+    if pa.types.is_timestamp(kind):
+        return _moment(value, has_zone=kind.tz is not None)
+    if pa.types.is_date(kind) and isinstance(value, str):
+        return datetime.fromisoformat(value).date()
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        types = {field.name: field.type for field in kind}
+        return {name: _with_times(one, types[name]) if name in types else one for name, one in value.items()}
+    if pa.types.is_list(kind) and isinstance(value, list):
+        return [_with_times(one, kind.value_type) for one in value]
+    return value
+
+
+def _moment(value: Any, *, has_zone: bool) -> Any:
+    """Return the time that a value means; times without a zone are in UTC.
+
+    Raises
+    ------
+    ValueError
+        If a text is not a time, or the value is a number, whose unit and origin are not known.
+    """
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    if isinstance(moment, int | float):
+        raise ValueError(f"{moment} is a number; {TIME_HINT}")
+    if has_zone and isinstance(moment, datetime) and moment.tzinfo is None:
+        return moment.replace(tzinfo=UTC)
+    return moment
+
+
+def _misfit(field: pa.Field[Any], error: Exception) -> InvalidUsageError:
+    return InvalidUsageError(
+        "a value does not fit its column", column=field.name, type=field.type, reason=str(error)
+    )
