@@ -5,6 +5,7 @@ Arrow parses texts in the usual form. Python parses other texts, each distinct t
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -70,6 +71,8 @@ _SHORT_ZONES: Final = {
 }  # fmt: skip
 """Java's short names of zones (``ZoneId.SHORT_IDS``) that are not in the time zone database."""
 
+_MORE_DIGITS: Final = 8
+"""The digits behind a decimal's scale up to which Arrow rounds the number, not Python."""
 WIDE_DECIMAL: Final = pa.decimal256(2 * _DIGITS, _DIGITS)
 """The type in which decimals are rounded. It holds 38 digits on each side of the point."""
 JSON_DECIMAL: Final = pa.decimal256(_DIGITS, _DIGITS)
@@ -158,14 +161,17 @@ def round_decimals(numbers: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa
     too_large = _CONTEXT.subtract(Decimal(10**kind.precision), half).scaleb(-kind.scale, _CONTEXT)
     if pc.any(pc.greater_equal(pc.abs(numbers), pa.scalar(too_large, WIDE_DECIMAL))).as_py():
         raise pa.ArrowInvalid("a number has too many digits")
-    try:
+    # Arrow divides wide decimals just below a power of two wrongly, so it may only round narrow decimals. Its
+    # casts refuse all results of a wrong division, as they refuse to lose digits.
+    narrow = pa.decimal128(_DIGITS, min(_DIGITS, kind.scale + _MORE_DIGITS))
+    with contextlib.suppress(pa.ArrowInvalid):
         return numbers.cast(kind)
-    except pa.ArrowInvalid:  # digits are lost; Arrow's own rounding is wrong for some numbers of 27 digits
-        unit = Decimal(1).scaleb(-kind.scale)
-        exact = numbers.to_pylist()
-        rounded = [None if one is None else one.quantize(unit, ROUND_HALF_UP, _CONTEXT) for one in exact]
-        array = pa.array(rounded, kind)
-        return array if isinstance(numbers, pa.Array) else pa.chunked_array([array])
+    with contextlib.suppress(pa.ArrowInvalid):
+        return pc.round(numbers.cast(narrow), kind.scale, round_mode="half_towards_infinity").cast(kind)
+    unit, exact = Decimal(1).scaleb(-kind.scale), numbers.to_pylist()
+    rounded = [None if one is None else one.quantize(unit, ROUND_HALF_UP, _CONTEXT) for one in exact]
+    array = pa.array(rounded, kind)
+    return array if isinstance(numbers, pa.Array) else pa.chunked_array([array])
 
 
 def _parse_decimals(texts: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa.ChunkedArray[Any]:

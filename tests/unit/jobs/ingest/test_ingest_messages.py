@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import signal
@@ -201,10 +202,11 @@ def test_no_message_is_lost_while_the_command_or_the_broker_is_killed(
 def test_a_broker_sends_no_more_than_may_wait_for_their_acknowledgements(broker: Mosquitto) -> None:
     received: list[Message] = []
     messages = MqttMessages(_url(broker), "slow", most_waiting=10)
+    probes = itertools.count(1)
     try:
 
         def is_subscribed() -> bool:
-            _publish(broker, "plant/7/heat", {"n": -1})
+            _publish(broker, "plant/7/heat", {"n": -next(probes)})
             received.extend(messages.receive(1 << 20))
             messages.acknowledge()
             return bool(received)
@@ -219,7 +221,9 @@ def test_a_broker_sends_no_more_than_may_wait_for_their_acknowledgements(broker:
 
         until(lambda: has_received(10))
         has_received(11)
-        assert len({number for number in waiting if number >= 0}) <= 10, waiting
+        assert len({*waiting}) == 10, (
+            waiting
+        )  # messages may come twice
 
         def is_done() -> bool:
             messages.acknowledge()
