@@ -152,11 +152,12 @@ def users_code_error(fact: str, cause: Exception, **context: Any) -> InvalidUsag
 def _users_line(cause: Exception) -> dict[str, str]:
     """Return the innermost line of a traceback that is neither in Penstock nor in an installed package."""
     installed = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    libraries = (str(Path(__file__).parent), *installed)
+    libraries = [Path(__file__).parent, *map(Path, installed)]
+    frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(cause.__traceback__)]
     lines = [
-        f"{Path(frame.f_code.co_filename).name}:{line}"
-        for frame, line in walk_tb(cause.__traceback__)
+        f"{file.name}:{line}"
+        for file, line in frames
         # Compiled extensions have frames with relative files.
-        if Path(frame.f_code.co_filename).is_absolute() and not frame.f_code.co_filename.startswith(libraries)
+        if file.is_absolute() and not any(map(file.is_relative_to, libraries))
     ]
     return {"at": lines[-1]} if lines else {}
