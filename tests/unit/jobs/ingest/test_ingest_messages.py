@@ -221,9 +221,7 @@ def test_a_broker_sends_no_more_than_may_wait_for_their_acknowledgements(broker:
 
         until(lambda: has_received(10))
         has_received(11)
-        assert len({*waiting}) == 10, (
-            waiting
-        )  # messages may come twice
+        assert len({*waiting}) == 10, waiting  # messages may come twice
 
         def is_done() -> bool:
             messages.acknowledge()
