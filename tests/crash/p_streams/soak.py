@@ -1,11 +1,14 @@
 """Check that the disk use of a chain of p-streams stays bounded: a table and an exit code.
 
-Usage: ``python -m tests.crash.p_streams.soak [MINUTES]``. A process appends, a query passes rows on to a
-second p-stream, and a reader follows that one; each releases what it has done.
+Usage: ``script/soak [MINUTES]``; ``script/soak --contract --help`` tells of the soak of a freshness contract.
+
+A process appends, a query passes rows on to a second p-stream, and a reader follows that one; each releases
+what it has done.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -31,8 +34,13 @@ def size_of(directory: Path) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def main(minutes: float) -> int:
+def main() -> int:
     """Run for some minutes; return 0 if disk use has returned to its bound."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("minutes", type=float, nargs="?", default=10.0)
+    minutes = parser.parse_args().minutes
     with tempfile.TemporaryDirectory(prefix="soak-") as name, Chain(Path(name)) as chain:
         directory = Path(name)
         sink = directory / "sink"
@@ -69,4 +77,4 @@ def main(minutes: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]) if len(sys.argv) > 1 else 10.0))
+    sys.exit(main())

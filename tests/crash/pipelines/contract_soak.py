@@ -70,13 +70,15 @@ _SLICE_S: Final = 150.0
 _SAMPLE_TICKS: Final = 20
 _BROKEN: Final = b"promise of freshness broken"
 """What warnings in the log begin with."""
-_MOST_FALSE: Final = 0.25
-"""The share of reports of a kept promise that may say it is broken. The operator forgets a breach slowly, and
-counts a result as late until its micro-batch has ended."""
+_MOST_FALSE: Final = 0.05
+"""The share of reports of a kept promise that may say it is broken. The operator counts a result as late
+until its micro-batch has ended."""
 _BETWEEN_KILLS_S: Final = (90.0, 270.0)
 _BATCHES_AFTER_START: Final = 3
 """Keys are late until a process has started and has served what waited, in so many micro-batches: the
 repeated one, a short one, and one that serves all. The measured promise shows that for another window."""
+_LONGEST_START_S: Final = 60.0
+"""Later micro-batches do not count as those of a start."""
 _AFTER_SLOW_S: Final = 60.0
 """What waited for the slow sink is served in this time."""
 
@@ -93,6 +95,7 @@ class _Process:
             stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
         )  # fmt: skip
         self.lines: deque[tuple[float, dict[str, Any]]] = deque()
+        self.begin_s = time.monotonic()
         self.runs = False
         self.batches = 0
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -309,7 +312,7 @@ class _Soak:
             self._half.add(now, process.memory_bytes(), self._place)
 
     def _circumstances(self, process: _Process, now: float) -> str:
-        if process.batches < _BATCHES_AFTER_START:
+        if process.batches < _BATCHES_AFTER_START and now < process.begin_s + _LONGEST_START_S:
             self._started_s = now
         if is_slow(time.time()):
             self._slow_s = now
