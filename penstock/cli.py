@@ -21,7 +21,7 @@ import typer
 
 from penstock._version import __version__
 from penstock.errors import redact
-from penstock.jobs.checking import check_with_options
+from penstock.jobs.checks.checking import check_with_options
 from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors, size, unwrap
 from penstock.jobs.commands.compact import compact
 from penstock.jobs.commands.design import design

@@ -166,15 +166,45 @@ def _without_wrong_fields(data: dict[str, Any], found: list[Problem]) -> dict[st
         section: Any = rest
         for part in path[:-1]:
             section = section.get(part) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or path[-1] not in section:
+        if isinstance(section, dict) and path[-1] in section:
+            del section[path[-1]]
+        elif path[0] not in _OUTPUT:
             return None
-        del section[path[-1]]
     if any(path[0] == "queue" for path, *_ in found):
         rest.pop("results", None)  # the wrong field may make a column of the results
     return rest
 
 
-_ENDS: Final = ("queue", "results", "sink", "query")
+def _without_output(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with a sink that needs no others."""
+    return {name: value for name, value in data.items() if name not in _OUTPUT} | {"sink": {"type": "noop"}}
+
+
+def _columns_only(data: dict[str, Any], found: list[Problem]) -> Pipeline | None:
+    """Return the sections whose columns can be checked in spite of the problems; None if there are none."""
+    wrong = {path[0] if path else "" for path, *_ in found}
+    is_end = wrong <= {*_ENDS}
+    rest = {name: value for name, value in data.items() if name not in wrong and (is_end or name in _BEGIN)}
+    stubs: dict[str, str] = {}
+    if not is_end or "queue" in wrong:
+        given = data.get("queue") if is_end else None
+        fields = given.items() if isinstance(given, dict) else ()
+        known = {
+            name: value for name, value in fields if all(("queue", name) != path[:2] for path, *_ in found)
+        }
+        stubs = dict.fromkeys({"key", "time"} - known.keys(), "none")
+        rest["queue"] = known | stubs
+    pipeline = _find_problems(_without_output(rest))
+    if not isinstance(pipeline, Pipeline):
+        return None
+    queue = pipeline.queue and pipeline.queue.model_copy(update=dict.fromkeys(stubs))
+    return pipeline.model_copy(update={"queue": queue})
+
+
+_BEGIN: Final = ("engine", "source", "filter", "projection")
+"""Sections that depend on none of the later sections."""
+_OUTPUT: Final = ("sink", "query")
+_ENDS: Final = ("queue", "results", *_OUTPUT)
 """Sections that determine no columns of other sections, except of the results."""
 
 _PAPERS: Final = "pipelines/papers"
@@ -261,7 +291,7 @@ def load_document(reference: str | Path, overrides: Sequence[str] = ()) -> tuple
     PipelineError
         If anything is wrong.
     """
-    pipeline, document, problems = load_parts(reference, overrides)
+    pipeline, document, problems, _ = load_parts(reference, overrides)
     if problems or pipeline is None:
         raise PipelineError(problems)
     return pipeline, document
@@ -287,7 +317,7 @@ def redirect_late_rows(pipeline: Pipeline, place: Callable[[str], str | None]) -
 
 def load_parts(
     reference: str | Path, overrides: Sequence[str] = ()
-) -> tuple[Pipeline | None, Document, list[str]]:
+) -> tuple[Pipeline | None, Document, list[str], Pipeline | None]:
     """Read a pipeline as far as it is right, so that the rest can be checked as well.
 
     Returns
@@ -299,6 +329,8 @@ def load_parts(
         The positions of its fields.
     problems : list of str
         A line for each problem.
+    named : Pipeline or None
+        Sections whose columns can be checked; fields of the queue may be None. None if there are none.
 
     Raises
     ------
@@ -316,8 +348,9 @@ def load_parts(
             problems += error.problems
     found = _find_problems(document.data)
     if isinstance(found, Pipeline):
-        return found, document, problems
+        return found, document, problems, found
     problems += _describe_problems(found, document)
     rest = _without_wrong_fields(document.data, found)
-    checked = None if rest is None else _find_problems(rest)
-    return checked if isinstance(checked, Pipeline) else None, document, problems
+    tries = [] if rest is None else [rest, _without_output(rest)]
+    checked = next((one for one in map(_find_problems, tries) if isinstance(one, Pipeline)), None)
+    return checked, document, problems, checked or _columns_only(document.data, found)

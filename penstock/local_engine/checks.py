@@ -32,7 +32,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.scan.lookup import can_be_looked_up
 from penstock.spark_ext.graph.checks import check_runnable
 from penstock.sql.evaluate import type_of, why_unsupported
-from penstock.sql.expression import Expression
+from penstock.sql.expression import Expression, unknown_functions
 
 __all__ = ["check_local", "find_refusals"]
 
@@ -59,7 +59,12 @@ def find_refusals(root: Node) -> Iterator[InvalidUsageError]:
     """Yield the reasons why the local engine cannot run a plan."""
     nodes = list(topological(root))
     for node in nodes:
-        if (reason := _refusal(node)) is not None:
+        try:
+            reason = _refusal(node)
+        except InvalidUsageError as error:
+            yield InvalidUsageError(error.fact, hint=error.hint, node=node.name)
+            continue
+        if reason is not None:
             yield InvalidUsageError(f"the local engine {reason}", hint=_HINT, node=node.name)
     try:
         check_runnable(root)
@@ -68,7 +73,13 @@ def find_refusals(root: Node) -> Iterator[InvalidUsageError]:
 
 
 def _refusal(node: Node) -> str | None:
-    """Return why the local engine cannot run a node; None if it can run the node."""
+    """Return why the local engine cannot run a node; None if it can run the node.
+
+    Raises
+    ------
+    InvalidUsageError
+        If Spark cannot run it either, because a function does not exist.
+    """
     if not isinstance(node, _OPERATORS):
         return f"has no operator {node.label}"
     if isinstance(node, Where):
@@ -91,6 +102,8 @@ def _unknown(expressions: list[Expression], schema: pa.Schema) -> str | None:
     for expression in expressions:
         kinds = {schema.field(name).type for name in expression.columns}
         if UNKNOWN in kinds or type_of(expression, schema) is None:
+            for error in unknown_functions(expression):
+                raise error
             reason = why_unsupported(expression, schema)
             return f"cannot evaluate {expression.text}" + (f": {reason}" if reason else "")
     return None

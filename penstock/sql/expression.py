@@ -14,12 +14,21 @@ from functools import lru_cache
 from typing import Final
 
 from penstock.errors import InvalidUsageError
-from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, OWN_FUNCTION, ROW_FUNCTIONS
+from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, OTHERS, OWN_FUNCTION, ROW_FUNCTIONS
 from penstock.sql.syntax.parser import Parser
 from penstock.sql.syntax.tokens import strip_comments
 from penstock.sql.tree import Tree
 
-__all__ = ["Expression", "column", "conjunction", "did_you_mean", "edit", "is_aggregate", "split_alias"]
+__all__ = [
+    "Expression",
+    "column",
+    "conjunction",
+    "did_you_mean",
+    "edit",
+    "is_aggregate",
+    "split_alias",
+    "unknown_functions",
+]
 
 _FIXED: Final = frozenset({"lambda", "row", "star", "named", "parameter"})
 """Kinds of nodes whose meaning may change if a column is replaced: column names become field names, and
@@ -229,6 +238,17 @@ def edit(text: str, edits: Iterable[tuple[Tree, str]]) -> str:
         parts += [text[at : node.start], replacement]
         at = node.stop
     return "".join([*parts, text[at:]])
+
+
+def unknown_functions(expression: Expression) -> Iterator[InvalidUsageError]:
+    """Yield an error, with a similar name, for each function that Spark itself does not have."""
+    known = {*ROW_FUNCTIONS, *AGGREGATES, *GENERATORS, *OTHERS, OWN_FUNCTION}
+    for node in expression.tree.walk():
+        name = str(node.value)
+        if node.kind == "call" and name not in known and "." not in name:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "use functions of Spark SQL"
+            yield InvalidUsageError(f"there is no function {name!r}", hint=hint)
 
 
 def is_aggregate(node: Tree) -> bool:

@@ -105,13 +105,16 @@ def check_local_pipeline(
         If it cannot run the pipeline, with a line for each reason.
     """
     document, places = document or Document("pipeline", {}), places or Places()
-    graph = _graph(pipeline, document, places, partial(_columns, places))
     problems = list(_problems(pipeline, document, places))
-    for error in find_refusals(graph.plan(None, pipeline.planned_persist).root):
-        name = str(error.context.get("node", ""))
+    try:
+        graph = _graph(pipeline, document, places, partial(_columns, places))
+    except PipelineError as error:
+        raise PipelineError([*error.problems, *problems]) from error
+    for refusal in find_refusals(graph.plan(None, pipeline.planned_persist).root):
+        name = str(refusal.context.get("node", ""))
         path = _path_of(document, name)
-        fact = error.fact if path else f"{error.fact} ({name})"
-        problems.append(describe(document.place(path), path, fact, error.hint))
+        fact = refusal.fact if path else f"{refusal.fact} ({name})"
+        problems.append(describe(document.place(path), path, fact, refusal.hint))
     if problems:
         raise PipelineError(problems)
     return graph

@@ -49,6 +49,7 @@ __all__ = [
     "SOURCE",
     "TABLE",
     "Binding",
+    "field_errors",
     "graph_of",
     "measured_counts",
     "p_stream_options",
@@ -112,7 +113,7 @@ def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None
     statistics = None
     if sample is not None:
         statistics = flow.measure(read_sample(sample))
-    with _field(document, "persist"):
+    with field_errors(document, "persist"):
         return flow.plan(statistics, pipeline.planned_persist)
 
 
@@ -202,7 +203,7 @@ class _Builder:
         return flow.sink(pipeline.sink.type)
 
     def _field(self, *path: str, goes_on: bool = False) -> Any:
-        return _field(self.document, *path, goes_on=goes_on)
+        return field_errors(self.document, *path, goes_on=goes_on)
 
     def _input(self, section: Pipeline | Input, name: str, *path: str) -> Graph:
         """Return a source, and the filter and the projection that follow it."""
@@ -358,7 +359,7 @@ def _group(flow: Graph, texts: Sequence[str]) -> Graph:
 
 
 @contextmanager
-def _field(document: Document, *path: str, goes_on: bool = False) -> Iterator[None]:
+def field_errors(document: Document, *path: str, goes_on: bool = False) -> Iterator[None]:
     """Add a field, and the line or override that sets it, to an error.
 
     Parameters
@@ -384,7 +385,7 @@ def _field_of(document: Document, path: FieldPath, error: InvalidUsageError) -> 
     """If an error names one field of a section, or its value, return this field; otherwise the section."""
     if (option := (*path, error.context.get("option"))) in document.places:
         return option
-    names = (error.context.get("column"), error.context.get("missing"))
+    names = [error.context.get(name) for name in ("column", "missing", "expression")]
     found = set()
     for at in document.places:
         value, field = document.value(at), at[: len(path) + 1]

@@ -1,4 +1,4 @@
-"""Names of Spark's built-in functions: deterministic row functions, aggregates and generators.
+"""Names of Spark's built-in functions: deterministic row functions, aggregates, generators and others.
 
 A function that no list names is unknown: a user registered it, or a later version of Spark has it. A test
 compares the lists with Spark's function catalog.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["AGGREGATES", "GENERATORS", "NEVER_BOOLEAN", "OWN_FUNCTION", "ROW_FUNCTIONS"]
+__all__ = ["AGGREGATES", "GENERATORS", "NEVER_BOOLEAN", "OTHERS", "OWN_FUNCTION", "ROW_FUNCTIONS"]
 
 ROW_FUNCTIONS: Final = frozenset(
     """
@@ -110,3 +110,20 @@ GENERATORS: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 """Functions that generate several rows from one row."""
+
+OTHERS: Final = frozenset(
+    """
+    aes_encrypt aggregate array_sort arrays_zip assert_true between case collations counter_diff cume_dist
+    curdate current_catalog current_database current_date current_path current_schema current_time
+    current_timestamp current_timezone current_user dense_rank exists filter forall from_avro
+    from_protobuf ilike input_file_block_length input_file_block_start input_file_name java_method lag
+    lead like localtime localtimestamp map_filter map_zip_with monotonically_increasing_id not now
+    nth_value ntile percent_rank python_worker_logs raise_error rand randn random randstr range rank
+    reduce reflect regexp rlike row_number schema_of_avro schema_of_csv session_user session_window
+    shuffle spark_partition_id sql_keywords st_asbinary st_geogfromwkb st_geomfromwkb st_setsrid st_srid
+    struct time_bucket timediff timestampadd timestampdiff to_avro to_csv to_protobuf to_unix_timestamp
+    transform transform_keys transform_values try_reflect uniform unix_timestamp user uuid version when
+    window window_time zip_with
+    """.split()  # noqa: SIM905
+)
+"""All other functions, such as those whose value changes from call to call."""

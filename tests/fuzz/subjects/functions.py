@@ -15,7 +15,7 @@ import penstock
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.errors import InvalidUsageError
 from penstock.sql.expression import split_alias
-from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
+from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, OTHERS, ROW_FUNCTIONS
 from tests.fuzz.case import Case
 from tests.spark.queries import PATIENCE_S
 
@@ -124,6 +124,8 @@ def _check_lists(spark: SparkSession) -> None:
     assert {name for name in known if groups[name] == "generator_funcs"} <= GENERATORS
     several = {"agg_funcs", "generator_funcs", "window_funcs"}
     assert not {name for name in ROW_FUNCTIONS & known if groups[name] in several}
+    unlisted = known - AGGREGATES - GENERATORS - ROW_FUNCTIONS - OTHERS
+    assert not {name for name in unlisted if name.isidentifier()} - {"and", "div", "in", "or"}
 
 
 def _generates(text: str) -> bool:

@@ -125,15 +125,19 @@ def test_fragments_are_made_where_penstock_reads_the_files(tmp_path: Path) -> No
             "  by_window: {agregates: {n: count(*)}}\n",
             "window_join.by_window.aggregates: is required",
         ),
-        ("{whole: avg(load)}", "{whole: avg(laod)}", "7: window_join.aggregates: there is no column 'laod'"),
+        (
+            "{whole: avg(load)}",
+            "{whole: avg(laod)}",
+            "7: window_join.aggregates.whole: there is no column 'laod'",
+        ),
         ("having: whole > 0", "having: while > 0", "8: window_join.having: there is no column 'while'"),
         ("condition: mean", "key: plug\n  condition: mean", "window_join.key: there is no column 'plug'"),
-        ("condition: mean", "condition: meen", "5: window_join: there is no column 'meen'"),
+        ("condition: mean", "condition: meen", "5: window_join.condition: there is no column 'meen'"),
         ("condition: mean", "conditon: mean", "9: window_join.conditon: unknown field. Hint: did you mean"),
         (
             "{plugs: count(*)}",
             "{plugs: count(plugg)}",
-            "11: by_window.aggregates: there is no column",
+            "11: by_window.aggregates.plugs: there is no column",
         ),
         ("having: plugs > 1", "group_by: [plugg]", "12: by_window.group_by: there is no column 'plugg'"),
         (

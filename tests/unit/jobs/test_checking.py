@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -20,7 +21,7 @@ from penstock.conf.document import PipelineError
 from penstock.conf.error_messages import _STORES
 from penstock.dataflow.checkpoint import graph_document
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
-from penstock.jobs.checking import check_pipeline
+from penstock.jobs.checks.checking import check_pipeline
 from penstock.jobs.pipelines import run
 from penstock.jobs.pipelines.batches import Totals
 from penstock.jobs.pipelines.graph import graph_of
@@ -38,7 +39,7 @@ BASE: dict[str, Any] = {
 
 
 def written(place: Path, changes: dict[str, Any]) -> str:
-    document = BASE | changes
+    document = {name: value for name, value in (BASE | changes).items() if value is not None}
     (place / "p.yaml").write_text(yaml.safe_dump(document))
     return str(place / "p.yaml")
 
@@ -301,7 +302,81 @@ def test_fields_that_others_depend_on_are_not_left_out(tmp_path: Path) -> None:
     file = written(tmp_path, {"projection": 7, "queue": {"key": "total", "time": "time"}})
     assert [text.partition(":")[0] for text in problems_of(file)] == ["projection"]
     file = written(tmp_path, {"queue": {"key": "simbol"}})
-    assert [text.partition(":")[0] for text in problems_of(file)] == ["queue.time"]
+    assert [text.partition(":")[0] for text in problems_of(file)] == ["queue.time", "queue.key"]
+
+
+WINDOWS = {
+    "window": {"time": "time", "size": "60 s"},
+    "group_by": ["symbol"],
+    "aggregates": {"n": "count(*)"},
+}
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"projection": ["symbol", "tme"], "queue": {"key": "simbol", "time": "tme"}},
+         ["projection tme", "queue.key simbol", "queue.time tme"]),
+        ({"projection": ["symbol", "prise * 2 AS twice", "time"],
+          "queue": {"key": "symbol", "time": "time", "weight": "twice", "arrival": "arival"}},
+         ["projection prise", "queue.arrival arival"]),
+        ({"filter": "a > 0 AND b > 0", "queue": {"key": "k", "time": "t"}, "results": {"filter": "c > 0"}},
+         ["filter a", "filter b", "queue.key k", "queue.time t", "results.filter c"]),
+        ({"filter": "a > 0", "sink": {"type": "parquet", "path": "out"}},
+         ["query.checkpoint", "filter a"]),
+        ({"filter": "a > 0", "filtr": "b > 0", "queue": {"key": "k", "time": "t"}}, ["filtr", "filter a"]),
+        ({"queue": {"key": "k", "policy": "in-place"}}, ["queue.policy", "queue.time", "queue.key k"]),
+        (WINDOWS | {"queue": None, "window": {"time": "t", "size": "60 s"}, "group_by": ["symbol", "k"],
+                    "aggregates": {"n": "sum(a)", "m": "max(b)"}, "having": "n > m AND c > 0"},
+         ["window.time t", "group_by k", "aggregates.n a", "aggregates.m b", "having c"]),
+        (WINDOWS | {"queue": None, "aggregates": {"n": "sum(a)"},
+                    "by_window": {"aggregates": {"m": "max(o)"}},
+                    "window_join": {"window": {"size": "120 s"}, "aggregates": {"k": "max(b)"},
+                                    "condition": "k > d"}},
+         ["aggregates.n a", "window_join.aggregates.k b", "window_join.condition d",
+          "by_window.aggregates.m o"]),
+    ],
+)  # fmt: skip
+def test_no_unknown_column_is_hidden_by_another_mistake(
+    tmp_path: Path, engine: str, changes: dict[str, Any], fields: list[str]
+) -> None:
+    problems = problems_of(written(tmp_path, {"engine": engine} | changes))
+    found = [re.sub(r": there is no column '(\w+)'.*|: .*", r" \1", text).strip() for text in problems]
+    assert sorted(found) == sorted(fields)
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        ({"filter": "abz(price) > 0"}, ["filter: there is no function 'abz'. Hint: did you mean 'abs'?"]),
+        ({"projection": ["symbol", "time", "UPPR(symbol) AS u"], "results": {"filter": "lowr(symbol) = 'a'"}},
+         ["projection: there is no function 'uppr'. Hint: did you mean 'upper'?",
+          "results.filter: there is no function 'lowr'. Hint: did you mean 'lower'?"]),
+    ],
+)  # fmt: skip
+def test_an_unknown_function_is_found_without_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, changes: dict[str, Any], problems: list[str]
+) -> None:
+    file = written(tmp_path, {"engine": engine} | changes)
+    monkeypatch.delenv("SPARK_HOME", raising=False)  # a test of this process may have started Spark
+    assert problems_of(file) == problems
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))  # the user's Spark may have more functions
+    if engine == "spark":
+        check_pipeline(file, [])
+
+
+def test_functions_of_every_kind_are_known(tmp_path: Path) -> None:
+    texts = ["symbol", "time", "uuid() AS u", "transform(array(price), x -> x + 1) AS t", "current_date AS d"]
+    texts += [
+        "current_timestamp() AS n",
+        "rand(7) AS r",
+        "if(price > 1, 'a', 'b') AS i",
+        "own_db.f(price) AS o",
+    ]
+    texts += ["timestampdiff(DAY, time, now()) AS days", "struct(price) AS s", "position('a' IN symbol) AS p"]
+    check_pipeline(written(tmp_path, {"projection": texts}), [])
 
 
 @pytest.mark.parametrize(

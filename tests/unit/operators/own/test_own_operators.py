@@ -17,7 +17,7 @@ from penstock.checkpointing.files import open_files
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.jobs.checking import check_pipeline
+from penstock.jobs.checks.checking import check_pipeline
 from penstock.jobs.cluster.modules import pipeline_modules
 from penstock.operators.own.abc import load_operator
 from penstock.operators.own.state import OperatorState, stored_schemas

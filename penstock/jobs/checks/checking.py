@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from penstock.checkpointing.graph.directory import GraphDirectory
     from penstock.conf.document import Document, FieldPath
-    from penstock.conf.pipeline import Pipeline, Source
+    from penstock.conf.pipeline import Pipeline, Source, TableSection
     from penstock.dataflow import Graph
+    from penstock.errors import InvalidUsageError
+    from penstock.jobs.checks.names import Columns, Use
 
 __all__ = ["check_checkpoint", "check_pipeline", "check_with_options"]
+
+_ELSEWHERE: Final = ("PYSPARK_GATEWAY_PORT", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE")
+"""Variables with which a Spark of the user runs a pipeline."""
+_NEWEST_LISTED: Final = (4, 3)
+"""The newest version of Spark whose functions `penstock.sql.syntax.functions` lists."""
 
 
 def check_with_options(
@@ -64,14 +71,18 @@ def check_pipeline(
     from penstock.conf.pipeline import load_parts
     from penstock.jobs.local.first_row import skip_pandas
 
-    loaded, document, problems = load_parts(pipeline, overrides)
+    loaded, document, problems, named = load_parts(pipeline, overrides)
     if loaded is None:
+        if named is not None:
+            problems += _find_wrong_columns(named, document)
+            problems += _find_wrong_functions(named, document, settings or {})
         raise PipelineError(problems)
     from penstock.checkpointing.files.s3a import keep_s3a
     from penstock.jobs.pipelines.graph import graph_of
     from penstock.jobs.pipelines.places import check_headers, check_inputs, check_places, check_upsert
 
-    keep_s3a({**loaded.query.spark, **(settings or {})}.items(), os.environ)
+    all_settings = {**loaded.query.spark, **(settings or {})}
+    keep_s3a(all_settings.items(), os.environ)
     build: Callable[[Pipeline, Document], Graph] = graph_of
     if loaded.engine == "local":
         if own_process and not problems and not _has_users_code(loaded):
@@ -83,11 +94,61 @@ def check_pipeline(
             check_part(loaded, document)
         except PipelineError as error:
             problems += error.problems
+            if check_part is build:
+                problems += _find_wrong_columns(loaded, document)
+    problems += _find_wrong_functions(loaded, document, all_settings)
+    problems = list(dict.fromkeys(problems))
     if not problems:
         check_checkpoint(loaded, document, build)
     if problems:
         raise PipelineError(problems)
     return loaded, document
+
+
+def _find_wrong_columns(pipeline: Pipeline, document: Document) -> list[str]:
+    """Return the mistakes in columns and expressions, also in sections that the builder has not reached."""
+    from penstock.errors import InvalidUsageError
+    from penstock.jobs.checks.names import Use, find_uses
+    from penstock.jobs.pipelines.schemas import schema_of
+
+    def columns_of(source: Source | TableSection) -> Columns:
+        try:
+            return tuple(schema_of(source).names)
+        except InvalidUsageError:
+            return None
+
+    return _collect(document, find_uses(pipeline, columns_of), Use.find_columns)
+
+
+def _find_wrong_functions(pipeline: Pipeline, document: Document, settings: Mapping[str, str]) -> list[str]:
+    """Return the mistakes in the names of functions, if the pipeline's Spark has no functions of its own."""
+    from penstock.jobs.checks.names import Use, find_uses
+
+    found = _collect(document, find_uses(pipeline, lambda source: None), Use.find_functions)
+    return [] if found and pipeline.engine != "local" and _may_have_functions(settings) else found
+
+
+def _may_have_functions(settings: Mapping[str, str]) -> bool:
+    """Return whether Spark may have functions that Penstock does not list."""
+    from pyspark.version import __version__
+
+    version = tuple(map(int, __version__.split(".")[:2]))
+    added = [name for name in settings if name.startswith(("spark.sql.extensions", "spark.sql.catalog"))]
+    return bool(added) or any(name in os.environ for name in _ELSEWHERE) or version > _NEWEST_LISTED
+
+
+def _collect(
+    document: Document, uses: Iterable[Use], find: Callable[[Use], Iterable[InvalidUsageError]]
+) -> list[str]:
+    """Return a line for each error that `find` yields."""
+    from penstock.jobs.pipelines.graph import field_errors
+
+    document.problems.clear()
+    for use in uses:
+        for error in find(use):
+            with field_errors(document, *use.path, goes_on=True):
+                raise error
+    return list(document.problems)
 
 
 def check_checkpoint(
