@@ -29,6 +29,7 @@ __all__ = [
     "is_last",
     "metrics",
     "operator_batches",
+    "process_all_available",
 ]
 
 OBSERVATION_PREFIX = "penstock."
@@ -36,6 +37,9 @@ OBSERVATION_PREFIX = "penstock."
 
 BAD_RECORDS_PREFIX = "penstock_bad_records."
 """A source's number of unreadable records is observed under this prefix and the source's name."""
+
+
+_POLL_S = 0.1
 
 
 class SeveralQueries(Protocol):
@@ -160,3 +164,25 @@ class ProgressReader:
         if new:
             self._last = new[-1].batchId
         return new
+
+
+def process_all_available(query: StreamingQuery) -> None:
+    """Wait until the available input of a query is processed and no key waits, or the query has ended.
+
+    Spark's own ``processAllAvailable`` waits for a trigger that plans no micro-batch. While a query may have
+    timeouts, every trigger plans one.
+
+    Raises
+    ------
+    StreamingQueryException
+        If the query failed.
+    """
+    reader = ProgressReader(query)
+    reader.new()
+    first = True  # the first batch that ends may have been planned before the call
+    while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type]
+        for progress in reader.new():
+            waits = any(entry["waiting_keys"] for entry in batch_metrics(progress))
+            if is_last(new_input=had_input(progress), waits=waits, drain=True, first=first):
+                return
+            first = False

@@ -84,6 +84,10 @@ def update_queue(
     Then up to `budget` keys leave the queue in the order of `policy`. Keys that still wait are served in
     later triggers, even without new input. The result is for ``outputMode("append")``.
 
+    With a budget or a freshness contract, Spark runs micro-batches all the time. ``processAllAvailable`` of
+    the query that ``start()`` returns waits until the available input is processed and no key waits.
+    ``penstock.run`` ends such a query with the trigger ``availableNow``.
+
     Parameters
     ----------
     df : DataFrame

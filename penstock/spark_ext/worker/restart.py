@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator
 from inspect import signature
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyspark
 from pyspark.errors import AnalysisException
@@ -27,6 +27,7 @@ from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.spark_ext.api.failure import failure_of, spark_message
+from penstock.spark_ext.api.metrics import process_all_available
 from penstock.spark_ext.border.connection import (
     Py4JJavaError,
     is_available_now,
@@ -55,22 +56,35 @@ _START = "_penstock_start"
 _CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 """Spark's setting for the directory of all checkpoints, each under the name of its query."""
 
-_planned: dict[str, BucketTask[Any]] = {}
+_NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+class _Planned(NamedTuple):
+    """An operator, and whether its keys may wait for later triggers."""
+
+    task: BucketTask[Any]
+    waits: bool
+
+
+_planned: dict[str, _Planned] = {}
 """The operators that this driver has planned, by the name that each has in Spark's plans."""
 _numbers = count(1)
 _checked: set[type[Any]] = set()
 """The classes of writers whose starts are checked."""
 
 
-def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "") -> str:
+def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "", *, waits: bool = False) -> str:
     """Register an operator, so that it is checked when its query starts.
+
+    With `waits`, its keys may wait for later triggers; then the started query gets another
+    ``processAllAvailable``, because Spark's would never return.
 
     Return the unique name of the operator in Spark's plans. It contains the operator's `route`, so that users
     can see it in the plan.
     """
     check_starts(spark)
     name = "_".join(part for part in (task.name, route, str(next(_numbers))) if part)
-    _planned[name] = task
+    _planned[name] = _Planned(task, waits)
     return name
 
 
@@ -183,7 +197,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         checkpoint = _checkpoint_of(writer, settings)
         _check_whole(checkpoint)
         operators = _operators_of(writer)
-        tasks = list(operators.values())
+        tasks = [one.task for one in operators.values()]
         if not tasks:
             return note_and_start(writer, arguments, options)
         if settings.get(_OUTPUT_MODE, _APPEND).lower() != _APPEND:
@@ -208,6 +222,8 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
             query = note_and_start(writer, arguments, options)
         except Py4JJavaError as error:  # an unknown sink, or a file system that refuses
             raise failure_of(error, "the query cannot start") from None
+        if any(one.waits for one in operators.values()) and spark.conf.get(_NO_DATA_BATCHES) == "true":
+            vars(query)["processAllAvailable"] = functools.partial(process_all_available, query)
         if _TRIGGERS.isdisjoint(settings):
             follow(query, spark)
         try:
@@ -281,14 +297,14 @@ def check_writer(writer: DataStreamWriter) -> None:
     """
     own = _id_in(_checkpoint_of(writer, vars(writer).get(_SETTINGS, {})))
     if own is not None:
-        for task in _operators_of(writer).values():
-            _check_known(task, own)
+        for operator in _operators_of(writer).values():
+            _check_known(operator.task, own)
 
 
-def _operators_of(writer: DataStreamWriter) -> dict[str, BucketTask[Any]]:
+def _operators_of(writer: DataStreamWriter) -> dict[str, _Planned]:
     """Return Penstock's operators in a query, by their names in Spark's plans."""
     plan = plan_of_writer(writer)
-    return {name: task for name, task in _planned.items() if f" {name}(" in plan}
+    return {name: operator for name, operator in _planned.items() if f" {name}(" in plan}
 
 
 def _log_notes(

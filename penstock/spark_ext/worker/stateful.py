@@ -178,7 +178,7 @@ class Stateful:
         if self.declared:
             parcels = parcels.to(PARCELS)
         spark = parcels.sparkSession
-        planned = plan_task(spark, task, route)
+        planned = plan_task(spark, task, route, waits=waits)
         pace = pace_of(spark) if paces else None
         function = _BucketFunction(
             planned, task, waits, rows_of_a_batch(spark), into, coordinator is not None, pace

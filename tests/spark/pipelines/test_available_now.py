@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import penstock
@@ -13,7 +16,7 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.batches import Batch
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from tests.long_tests import long_but
-from tests.spark.queries import Input, Place, quotes
+from tests.spark.queries import PATIENCE_S, SCHEMA, Input, Place, quotes
 
 pytestmark = pytest.mark.spark
 
@@ -46,6 +49,35 @@ def test_a_run_that_need_not_drain_leaves_keys_to_the_next_one(spark: SparkSessi
     second = penstock.run(queue(spark, place), on_batch=lambda batch: None)
     assert (first.emitted + second.emitted, second.waiting_keys) == (len(many), 0)
     assert sorted(place.sequence()) == many
+
+
+def test_a_query_with_a_budget_ends_waiting_for_its_available_input(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place, more = Place(tmp_path), [("a", 2, 2.0), ("h", 1, 1.0), ("i", 1, 1.0)]
+    query = place.start(place.queue(spark, budget=2, buckets=1))
+    try:
+        for rows in (KEYS, more):
+            place.input.add(quotes(rows))
+            waiting = threading.Thread(target=query.processAllAvailable, daemon=True)
+            waiting.start()
+            waiting.join(PATIENCE_S)
+            assert not waiting.is_alive(), query.lastProgress
+            assert set(rows) <= set(place.sequence())
+    finally:
+        query.stop()
+    query.processAllAvailable()
+
+
+def test_a_query_with_a_budget_that_fails_says_so_to_who_waits(spark: SparkSession, tmp_path: Path) -> None:
+    def fail(rows: pa.Table) -> NoReturn:
+        raise ValueError("no price")
+
+    place = Place(tmp_path)
+    place.input.add(quotes(KEYS))
+    query = place.start(place.queue(spark, budget=2, buckets=1, apply=fail, output_schema=SCHEMA))
+    with pytest.raises(StreamingQueryException, match="no price"):
+        query.processAllAvailable()
 
 
 @pytest.mark.long
