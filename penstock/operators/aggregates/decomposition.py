@@ -47,10 +47,10 @@ class Decomposition:
 
     Partials of one pane and group are combined by kind. ``count`` and ``sum`` are added. ``m2`` values are
     added, plus a term for the distance between the means. ``min`` and ``max`` keep the least or greatest
-    value. ``first`` and ``last`` take the value with the least or greatest time, which is another partial
-    (see `times`). ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that
-    count. ``kll`` estimates quantiles. ``own`` has the states of a user-defined aggregate, which the
-    aggregate's `merge` combines.
+    value. ``first`` and ``last`` take the value with the least or greatest time. A partial of its own holds
+    that time (see `times`). ``distinct`` counts the values in the union of all fragments; ``sketch``
+    estimates that count. ``kll`` estimates quantiles. ``own`` has the states of a user-defined aggregate,
+    which the aggregate's `merge` combines.
 
     Parameters
     ----------
@@ -128,8 +128,8 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     Raises
     ------
     InvalidUsageError
-        If an expression contains no aggregate, uses a column outside of aggregates that is not a group
-        column, or cannot be split into partials, such as a mode.
+        If an expression contains no aggregate, contains one that cannot be split into partials (such as
+        ``mode``), or uses, outside of aggregates, a column that is not a group column.
 
     Notes
     -----
@@ -340,12 +340,12 @@ def own_references(texts: Iterable[str]) -> list[str]:
 
 
 def own(reference: str, name: str) -> str:
-    """Return the text of a user-defined aggregate of a column of states. Only `Assembly` can compute it."""
+    """Return the text of a user-defined aggregate, given its states. Only `Assembly` can compute it."""
     return f"{OWN_FUNCTION.upper()}('{reference}', {name})"
 
 
 def quantile(name: str, fraction: str, *, interpolates: bool) -> str:
-    """Return the text of a quantile of a column of sketches. Only `Assembly` can compute it."""
+    """Return the text of a quantile, given its column of sketches. Only `Assembly` can compute it."""
     return f"{'PERCENTILE' if interpolates else 'APPROX_PERCENTILE'}({name}, {fraction})"
 
 

@@ -79,7 +79,7 @@ def add_integers(slots: Any, values: Any, cells: Any, centers: Any) -> None:
 def add_entries(
     slots: Any, counts: Any, wholes: Any, rests: Any, deviations: Any, cells: Any, centers: Any
 ) -> None:
-    """Add entries, the partials of one pane and group each, to their slots.
+    """Add entries to their slots. An entry holds the partials of one pane and group.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def finish(cells: Any, out: Any) -> None:
 def slide(
     counts: Any, wholes: Any, rests: Any, deviations: Any, low: Any, high: Any, suffix: Any, out: Any
 ) -> None:
-    """Compute M2 of sliding ranges with two stacks, whose distances have the same center.
+    """Compute M2 of sliding ranges with two stacks. The distances in both stacks have the same center.
 
     Parameters
     ----------

@@ -4,8 +4,8 @@ The M2 of combined entries is the sum of their M2 values, plus a term for the di
 (Chan, Golub, LeVeque: Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979). This
 never subtracts two large numbers. Spark computes deviations in the same way.
 
-States of earlier versions hold the sum of squares instead, in a column of another name. A reader converts
-this sum to M2, which keeps the rounding error of the sum.
+States of earlier versions hold the sum of squares instead, in a column with a different name. A reader
+converts this sum to M2. The M2 then keeps the rounding error of the sum.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Aggregate:
         Raises
         ------
         InvalidUsageError
-            If workers could not import the class, or `add` takes another number of values.
+            If workers could not import the class, or `add` takes a different number of values.
         """
         value_expression(cls, expressions)
         return f"{OWN_FUNCTION}('{_reference(cls)}', {', '.join(expressions)})"
@@ -180,7 +180,7 @@ def value_expression(
     Raises
     ------
     InvalidUsageError
-        If `add` takes another number of values.
+        If `add` takes a different number of values.
     """
     names = parameter_names(aggregate)
     if len(expressions) != len(names):

@@ -152,7 +152,7 @@ def _compiled_kernel(
     Parameters
     ----------
     samples
-        Arguments of the kernel's types, for which it calls no method.
+        Arguments of the types that the kernel takes. With these arguments the kernel calls no method.
     """
     context = {"aggregate": f"{aggregate.__module__}:{aggregate.__qualname__}", "method": method}
     try:
@@ -179,7 +179,7 @@ def _compiled_kernel(
 
 
 def _numba_context(message: str, file: str) -> dict[str, str]:
-    """Return the reason in a message of Numba, and the last line of `file` that it names."""
+    """Return the reason in a message of Numba, and the last line of `file` that the message names."""
     message = _COLOURS.sub("", message)
     lines = [line.strip() for line in message.splitlines()]
     reasons = (line for line in lines if line and not line.startswith(_NUMBA_FRAMES))

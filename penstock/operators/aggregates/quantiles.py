@@ -45,7 +45,7 @@ _PURPOSE = "median, percentile and approx_percentile"
 
 
 def rank_error(log2_size: int) -> float:
-    """Return the rank error of a sketch of a size, as a fraction of the number of values.
+    """Return the rank error of a sketch of this size, as a fraction of the number of values.
 
     The formula comes from the library (``get_normalized_rank_error``); it was fitted to measurements.
     """

@@ -125,7 +125,7 @@ def check_images(images: pa.Array[Any]) -> None:
     Raises
     ------
     CorruptDataError
-        If an image is null, or differs from all images that `images_of` builds.
+        If an image is null, or is not an image that `images_of` can build.
     """
     sizes = pc.binary_length(images).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     if images.null_count or (sizes % 8).any() or (sizes < 16).any():

@@ -130,7 +130,7 @@ def cast_sums(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def schema_like(schema: pa.Schema, other: pa.Schema, fixed: Collection[str] = ()) -> pa.Schema:
-    """Widen the sum columns that are wide in another schema; columns in `fixed` are not sums."""
+    """Widen the sum columns that are wide in `other`; columns in `fixed` are not sums."""
     wide = {field.name for field in other if field.type == WIDE} - {*fixed}
     if not wide:
         return schema

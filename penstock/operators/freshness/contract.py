@@ -111,7 +111,7 @@ class FreshnessContract:
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, by number; empty without classes.
 
-        The last name may stand for all other keys.
+        The last name is always `OTHER`.
         """
         if self.by is None:
             return ()

@@ -17,7 +17,7 @@ __all__ = ["ContractControl"]
 
 _LOGGER = logging.getLogger(__name__)
 _LEAST_PATIENCE = 2.0
-"""An adaptive queue conflates only if its tuples would take more triggers than this."""
+"""An adaptive queue conflates only if serving its tuples would take more triggers than this."""
 
 
 class ControlledQueue(Protocol):

@@ -62,9 +62,10 @@ _SPREAD = 0.1
 cost of a tuple."""
 _LONGEST_JUMP = 4.0
 """A cycle that takes more than this multiple of the expected duration may be a pause, such as downtime. It is
-learned only if the next measured cycle is surprisingly long as well. Until then, a micro-batch serves as many
-rows as would take a surprisingly long time if the long cycle were the cost of its rows. A learned cycle is
-capped at this multiple of the expected or promised duration, so that it fades quickly."""
+learned only if the next measured cycle is surprisingly long as well. Until then, the controller assumes that
+every row costs as much as in the long cycle. A micro-batch serves as many rows as then take `_SURPRISE` times
+the usual duration, or the budget if that is longer. A learned cycle is capped at this multiple of the
+expected or promised duration, so that it fades quickly."""
 _LEAST_CHANGE = 0.15
 """A budget, or a trigger interval, changes only by more than this share."""
 _INTERVAL = 0.5
@@ -76,7 +77,8 @@ _LONGEST_PACED = 1.1
 the least interval of all buckets, so its cycles may be shorter. They may be a little longer, because the task
 starts a little earlier or later after each trigger."""
 _TRIAL = 1.5
-"""To learn the cost of a tuple, a micro-batch serves this multiple of what recent ones served."""
+"""To learn the cost of a tuple, a micro-batch serves this multiple of the tuples that recent micro-batches
+served."""
 _FIRST_ROWS = 1024
 _ROWS_GROWTH = 4.0
 """A micro-batch serves at most this multiple of the rows that recent micro-batches served, because the cost
@@ -168,7 +170,7 @@ class ControllerState:
     limit : int
         The number of tuples that the last micro-batch was allowed to serve.
     reached : float
-        The most tuples that a recent micro-batch served.
+        The greatest number of tuples that a recent micro-batch served.
     started_us, finished_us : int
         Start and end of the last micro-batch in this bucket; 0 before the first.
     served, left : int

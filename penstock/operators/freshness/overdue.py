@@ -79,7 +79,7 @@ class OverdueTimers:
         limits : mapping of str to float
             The promised seconds of each class.
         age_s : float
-            The time since the micro-batch has read its rows.
+            The time that has passed since the micro-batch read its rows.
         """
         self.end()
         self._promised_s, self._told = limits, set()

@@ -57,7 +57,7 @@ class Standing:
 
     @property
     def breaks_us(self) -> float:
-        """The time at which the promise breaks unless the micro-batch is committed before; may be infinite.
+        """The time at which the promise breaks, unless the micro-batch is committed earlier; can be infinite.
 
         Until the commit, the staleness of all keys grows as fast as time. If the commit comes x after the
         operator's end, every measured staleness has grown by x. So keys were late for at least the time in
@@ -106,7 +106,7 @@ class Standing:
 
     @staticmethod
     def merge(parts: Iterable[Standing]) -> Standing:
-        """Merge the standings of one promise in several buckets; at least one."""
+        """Merge the standings of one promise in several buckets (at least one)."""
         parts = list(parts)
         needs = [part.needs for part in parts]
         return Standing(

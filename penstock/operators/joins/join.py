@@ -7,9 +7,9 @@ After a micro-batch the newest match of each key is delivered if it is newer tha
 The state has the times of each key's last match, and the tuples of each side that a future match may need. In
 UpStream no tuples are out of order. Here a tuple is *late* if it is older than the watermark, or more than
 ``within`` older than the last match of its key. The watermark is the newest time of earlier micro-batches
-less ``delay``. With a time to live, a tuple is also late if its key may have left the state after an equally
-old tuple (`penstock.operators.joins.key_lives`). Late tuples are dropped. If several tuples have the same
-side, key and time, the first is kept. Deletes remove tuples and matches
+less ``delay``. With a time to live, a tuple is also late if its key may have left the state: if the tuple is
+not newer than the horizon (`penstock.operators.joins.key_lives`). Late tuples are dropped. If several tuples
+have the same side, key and time, the first is kept. Deletes remove tuples and matches
 (`penstock.operators.joins.key_deletes`).
 
 Nothing here reads a clock.
@@ -44,7 +44,7 @@ __all__ = ["Matched", "UpdateJoin"]
 _PAGE_ROWS: Final = 256
 _UNIT_KEYS: Final = 1 << 20  # maximum number of keys in a p-unit of a snapshot
 _MOST_PAIRS_PER_ROUND: Final = 1 << 18  # pairs evaluated together; each key contributes at least one pair
-_MIN_DEAD_KEYS_TO_REBUILD: Final = 1024  # the index is rebuilt only if more keys have no state
+_MIN_DEAD_KEYS_TO_REBUILD: Final = 1024  # the index is rebuilt only if more keys than this have no state
 
 _OWNER: Final = f"{RESERVED_PREFIX}cell"
 _MATCHED: Final = (f"{RESERVED_PREFIX}left", f"{RESERVED_PREFIX}right")
@@ -176,7 +176,7 @@ class UpdateJoin:
         return ids[order[new]], gone
 
     def _take_away(self, ids: Integers, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Add a row that retracts each last match that lost a tuple and that no newer match replaces."""
+        """Add a retraction of each last match that lost a tuple, unless a newer match replaces it."""
         if self._deletes is None or not len(ids):
             return rows
         taken = self._deletes.take_away(ids, self._matched)

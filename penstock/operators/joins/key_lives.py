@@ -17,7 +17,7 @@ __all__ = ["KeyLives"]
 
 
 class KeyLives:
-    """The time of each key's newest tuple of both sides, by key number. One task at a time uses it.
+    """The time of each key's newest tuple on either side, by key number. One task at a time uses it.
 
     Attributes
     ----------

@@ -50,7 +50,8 @@ class JoinedStream:
     Raises
     ------
     InvalidUsageError
-        If the sides do not fit together, a number is negative, or the condition is not boolean.
+        If the sides do not fit together, `within`, `delay` or `ttl` is out of range, or the condition is not
+        boolean.
     """
 
     left: UpdateStream

@@ -34,8 +34,8 @@ class Operator(ABC):
     Attributes
     ----------
     output : str
-        The columns of the results, as DDL: ``"user STRING, visits BIGINT"``. A restart may add columns, but
-        not in a graph. The class's name is fixed for the life of a checkpoint.
+        The columns of the results, as DDL: ``"user STRING, visits BIGINT"``. You can add columns at a
+        restart, except in a graph. The class's name is fixed for the life of a checkpoint.
     uses_clock : bool
         Whether `run` may ask for the time. Penstock records the times before anyone sees results, so a
         micro-batch that runs again gets the same times. The record costs a small file for each bucket and
@@ -80,8 +80,8 @@ class Operator(ABC):
         Parameters
         ----------
         batch : pyarrow.Table
-            The rows of the bucket in order of arrival, or by `time` if it was given. The batch has no rows
-            if the bucket runs because keys wait.
+            The rows of the bucket, in order of `time` if `penstock.apply` was given one, otherwise in order
+            of arrival. The batch has no rows if the bucket runs because keys wait.
         clock : callable
             Returns the time in microseconds since 1970. Raises an error unless `uses_clock`.
 

@@ -44,7 +44,7 @@ def waiting_keys(operator: Operator) -> int:
     Raises
     ------
     InvalidUsageError
-        If the operator returns something else.
+        If the operator's `waiting` does not return a number of keys.
     """
     waiting = call(operator, "waiting")
     if isinstance(waiting, int | np.integer) and waiting >= 0:
@@ -63,7 +63,7 @@ def check_results(operator: Operator, results: object, output: pa.Schema) -> pa.
     Raises
     ------
     InvalidUsageError
-        If the results are not a table, or have other columns or types than the output.
+        If the results are not a table, or their columns or types differ from the output.
     """
     context: dict[str, Any] = {"operator": name_of_operator(operator)}
     if not isinstance(results, pa.Table):
@@ -95,7 +95,7 @@ class OperatorState:
     A unit names all tables in its metadata and holds the changed tables as blocks. A table that a unit does
     not name was removed. A snapshot holds all tables::
 
-        meta    tables: schemas of all tables by name, as Arrow IPC in base64; rows: their rows;
+        meta    tables: schemas of all tables by name, as Arrow IPC in base64; rows: the number of all rows;
             waiting: keys that wait
         blocks  the tables that changed, by name
 
@@ -192,9 +192,9 @@ class OperatorState:
         self._make()
 
     def renew(self, template: Operator, start: str) -> None:
-        """Create the operator again if the state is from another start of the query.
+        """Create the operator again if the state is from an earlier start of the query.
 
-        If the query restarts with other code or arguments, a worker may still hold the old operator.
+        If the query restarts with new code or arguments, a worker may still hold the old operator.
         """
         if start != self._start:
             self._template, self._start = template, start

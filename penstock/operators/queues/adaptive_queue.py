@@ -69,7 +69,7 @@ class AdaptiveQueue(KeyedQueue):
     Raises
     ------
     InvalidUsageError
-        If the stream is a union, which breaks ties in another way, or if the semantics are UPDATE.
+        If the semantics are UPDATE, or if the stream is a union, because a union breaks ties differently.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class AdaptiveQueue(KeyedQueue):
         return replace(entered, conflated=entered.conflated + conflated)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
-        """Remove up to `limit` tuples from the update queue, or from the appended tuples if it is empty."""
+        """Remove up to `limit` tuples from the update queue; if it is empty, from the appended tuples."""
         if len(self._update) or not len(self._appended):
             return self._update.dequeue(limit, now_us)
         chunk, accounts = self._appended.take(limit), self.accounts

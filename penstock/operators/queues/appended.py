@@ -39,9 +39,9 @@ class TupleChunk:
 
 
 class AppendedTuples:
-    """The tuples that wait under append semantics. It is the `KeyHolder` of the inner update queue.
+    """The tuples that wait under append semantics. They are the `KeyHolder` of the inner update queue.
 
-    Tuples are numbered in the order of arrival. The tuples from `head` to before `tail` wait.
+    Tuples are numbered in the order of arrival. The tuples from `head` up to, but not including, `tail` wait.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ _PASSES_PER_LIFE = 16
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """How long keys stay in the state after their last update, in steps of the time.
+    """How long keys stay in the state after their last update, in units of the time column.
 
     Parameters
     ----------

@@ -26,7 +26,8 @@ from penstock.state_store.tables.working_copy import TableMaker
 __all__ = ["BOOKED", "ForgetRule", "KeyRecords", "TabledKeyRecords", "is_before_horizon", "new_key_records"]
 
 BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
-"""Pairs of columns: the time up to which staleness is counted, and the equal time of an idle key's record."""
+"""Pairs of columns. For an idle key, the first column, up to which staleness is counted, equals the
+second."""
 
 
 @dataclass(frozen=True, slots=True)

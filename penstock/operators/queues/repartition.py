@@ -1,15 +1,15 @@
-"""Divide the stored state of an update queue into another number of buckets.
+"""Divide the stored state of an update queue into a different number of buckets.
 
 A bucket holds the keys whose hashes are in a range (`penstock.state_store.keys.key_words`). So a new bucket
-gets its keys from a few neighbouring old buckets. A key's record and waiting tuple do not change, but its
-place in the queue may. If all waiting keys of a new bucket come from one old bucket, their places stay the
-same. Otherwise the queues are merged:
+gets its keys from a few neighbouring old buckets. A key's record and waiting tuple stay the same, but its
+place in the queue may change. If all waiting keys of a new bucket come from one old bucket, their places stay
+the same. Otherwise the queues are merged:
 
 - Keys of one old bucket keep their order.
 - Keys that cut the line precede all other keys, as before.
-- Keys of different old buckets are ordered by the arrival of their oldest pending update, as far as the first
-  rule allows. The state stores no other time of a key, so this order is approximate for ``fifo`` and for keys
-  that cut the line.
+- Keys of different old buckets are ordered by the arrival of their oldest pending update, unless the first
+  rule requires a different order. The state stores no other time of a key, so this order is approximate for
+  ``fifo`` and for keys that cut the line.
 - With weights, the virtual times of the old queues are shifted to a common clock. The time until each key is
   due stays the same.
 """
@@ -158,8 +158,8 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
     states : sequence of QueueState
         The states to merge, at least one.
     cost_factor : float
-        The factor by which measured costs change, because they include waiting for the other buckets of a
-        task.
+        The factor by which measured costs change. A measured cost includes the time for which a bucket waits
+        for the other buckets of its task.
     """
     queues = [state for state in states if state.waiting.num_rows]
     waiting, clock = _merge_waiting(queues or states[:1])

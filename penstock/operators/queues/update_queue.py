@@ -379,7 +379,7 @@ class UpdateQueue(KeyedQueue):
     def _compare(
         self, arrivals: Arrivals, ids: Integers, times: Integers
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Integers]:
-        """Return masks of the arrivals that are in time and that will wait, and the counts of duplicates."""
+        """Return masks of the arrivals that are in time and that will wait; and the counts of duplicates."""
         records = self._records
         emitted, waiting = records["emitted"][ids], records["waiting"][ids]
         resident = records["location"][ids] != NOWHERE

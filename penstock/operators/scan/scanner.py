@@ -258,7 +258,7 @@ class Scanner:
 
 
 def _evaluate(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
-    """Evaluate an expression on rows; of a dictionary column, evaluate each entry only once."""
+    """Evaluate an expression on rows. Each entry of a dictionary column is evaluated only once."""
     if expression.is_column:
         return rows.column(expression.columns[0])
     kinds = {name: rows.schema.field(name).type for name in expression.columns}
@@ -277,7 +277,7 @@ def _evaluate(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
 def _divide(
     parts: Sequence[Expression], failing: frozenset[Expression], schema: pa.Schema
 ) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
-    """Split a predicate into intervals, which replace simple comparisons, and other conjuncts.
+    """Split a predicate into intervals and conjuncts. Intervals replace simple comparisons.
 
     The scanner applies intervals before it evaluates conjuncts. So after a conjunct that can fail, no
     comparison becomes an interval: the interval would hide rows for which that conjunct must fail.

@@ -81,7 +81,7 @@ _AGAIN: Final[dict[PartialKind, PartialKind]] = {
     "m2": "add_m2",
     "distinct": "union",
 }
-"""By kind of partial, the kind that combines such partials, if that is a different kind."""
+"""Maps a kind of partial to the kind that combines such partials, if the two kinds differ."""
 _UNITS: Final = get_args(TimeUnit)
 
 
@@ -113,7 +113,7 @@ class Partial:
         - ``add``: sum of such sums;
         - ``m2``: sum of squared deviations from the mean, float64, stored with count and sum of the same
           expression (`penstock.operators.aggregates.moments`); null if all values are null;
-        - ``add_m2``: combined M2 from such sums with their counts and sums;
+        - ``add_m2``: the M2 of all values, computed from several M2 with their counts and sums;
         - ``min``, ``max``: least or greatest non-null value, in the expression's type; null if all values are
           null. As in Spark, NaN is greater than all numbers;
         - ``first``, ``last``: the value, possibly null, in the row with the least or greatest time, in the
@@ -196,7 +196,7 @@ class LatestBy:
 class Fragments:
     """The fragment function of a window: partial aggregates of each pane and group (Scabbard §2.3).
 
-    A pane is ``[k * pane_ms, (k + 1) * pane_ms)`` since 1970-01-01T00:00:00Z, k of any sign. So windows
+    A pane is ``[k * pane_ms, (k + 1) * pane_ms)`` since 1970-01-01T00:00:00Z, for any integer k. So windows
     assembled from panes are aligned like Spark's ``window()``. The output columns are `PANE` (the pane's
     start, in the type of the time column), `group_by`, and the partials. The output has one row for each pane
     and group in the input of a reader call, in any order. Nulls in a group column form a separate group. Rows
@@ -209,7 +209,7 @@ class Fragments:
     time : str
         A column of timestamps or integers.
     time_unit : str
-        The unit of one step: ``s``, ``ms``, ``us`` or ``ns``.
+        The unit of the time column: ``s``, ``ms``, ``us`` or ``ns``.
     group_by : tuple of str
         Group columns. Without group columns, all rows are one group.
     partials : tuple of Partial
@@ -221,7 +221,7 @@ class Fragments:
     Raises
     ------
     InvalidUsageError
-        If the pane is not a whole number of time steps, a name occurs twice, or nothing is aggregated.
+        If the pane is not a whole number of time units, a name occurs twice, or nothing is aggregated.
     """
 
     pane_ms: int
@@ -267,12 +267,12 @@ class Fragments:
         return replace(self, partials=partials, delay_ms=0)
 
     def watermark(self, newest: int) -> int:
-        """Return the pane that holds the watermark, for a newest time in steps of the time column."""
+        """Return the pane that holds the watermark, for a newest time in units of the time column."""
         return (newest * self.pane_ms // self.pane_steps - self.delay_ms) // self.pane_ms
 
     @property
     def pane_steps(self) -> int:
-        """The pane's length in steps of the time column."""
+        """The pane's length in units of the time column."""
         return (
             self.pane_ms
             * {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[self.time_unit]
@@ -300,7 +300,7 @@ class Scan:
     Raises
     ------
     InvalidUsageError
-        If parts contradict each other, or name a column that the step before does not have.
+        If parts contradict each other, or name a column that the step before does not output.
     """
 
     columns: tuple[str, ...]

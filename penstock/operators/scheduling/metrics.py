@@ -27,10 +27,10 @@ class BatchMetrics:
     Attributes
     ----------
     rows_in, conflated, late, duplicates, dropped, emitted : int
-        `rows_in` counts the tuples that arrived. `conflated` counts tuples that a newer tuple replaced,
-        `late` tuples that are older than an emitted tuple, `duplicates` tuples of a union that have the key
-        and time of another tuple, and `dropped` tuples with a null. `emitted` counts the served tuples; with
-        ``apply`` these are the tuples that ``apply`` gets.
+        `rows_in` counts the tuples that arrived. `conflated` counts tuples that a newer tuple replaced.
+        `late` counts tuples that are older than an emitted tuple. `duplicates` counts tuples of a union whose
+        key and time equal those of another tuple. `dropped` counts tuples with a null. `emitted` counts the
+        served tuples; with ``apply`` these are the tuples that ``apply`` gets.
     rows_out : int
         The number of output rows. It differs from `emitted` if ``apply`` filters or multiplies rows.
     waiting_keys : int

@@ -120,8 +120,8 @@ class Query:
         Raises
         ------
         InvalidUsageError
-            If `apply` raises an error, or its result is not a table, has wrong columns or types, or has other
-            keys.
+            If `apply` raises an error, or its result is not a table, has wrong columns or types, or has keys
+            that `served` does not have.
         """
         rows = served.rows
         if SOURCE_COLUMN in rows.schema.names:

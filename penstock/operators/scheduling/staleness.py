@@ -123,7 +123,7 @@ class Staleness:
         return values, np.append(until[0], np.column_stack([until[:-1], until[1:]]))
 
     def key_time_below_us(self, bounds_us: Sequence[float]) -> list[float]:
-        """Return the time x keys with at most each staleness of `bounds_us`; all in µs."""
+        """Return, for each of `bounds_us`, the time x keys with at most this staleness; all in µs."""
         values, cumulative = self._distribution()
         return [float(time) for time in np.interp(bounds_us, values, cumulative)]
 

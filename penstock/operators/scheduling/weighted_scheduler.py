@@ -179,10 +179,11 @@ class WeightedScheduler(Scheduler):
     """A scheduler of weighted keys; see `Scheduler`.
 
     IN_PLACE
-        An update does not change when the key began to wait. Before the key k is served, each other key j is
-        served at most ``floor(s_j / s_k) + 1`` times.
+        An update does not restart the wait. Before the key k is served, each other key j is served at most
+        ``floor(s_j / s_k) + 1`` times.
     FIFO
-        An update restarts the wait, as in the paper. So a key that updates all the time may never be served.
+        An update restarts the wait, as in the paper. So a key that updates all the time is perhaps never
+        served.
     LINECUTTING
         As IN_PLACE, but a slow key (``u_k < s_k / (c * S)``) goes to the front. S is the sum of the shares of
         all keys that wait or are in service. A slow key updates less often than its share allows, so it

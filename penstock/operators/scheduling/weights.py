@@ -74,7 +74,7 @@ class GroupKey:
 
 
 class KeyWeights:
-    """Weights by the value of a single-column key; other keys have weight 1.
+    """Weights by the value of a single-column key; keys without an entry have weight 1.
 
     Parameters
     ----------

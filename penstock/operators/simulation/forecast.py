@@ -22,7 +22,7 @@ from penstock.operators.update_stream.stream import Integers, UpdateStream, as_i
 __all__ = ["Forecast", "Sample", "forecast"]
 
 _WARM_UP = 0.2
-"""The share of a run before staleness is measured."""
+"""The share of a run that passes before staleness is measured."""
 _LEAST_S = 20.0
 """A sample is repeated until it lasts at least this long."""
 _MOST_ROWS = 2_000_000
@@ -122,7 +122,7 @@ class Forecast:
     staleness : Staleness
         The application staleness of all keys.
     by_class : dict of str to Staleness
-        Application staleness by class; not empty if there is a contract.
+        Application staleness by class; empty without a contract.
     kept : dict of str to bool
         Whether each promise holds.
     served : int
@@ -171,7 +171,7 @@ def forecast(
     limits : Budget or FreshnessContract
         A budget is for all buckets together, as for `penstock.update_queue`.
     most_us : int
-        The simulated time of each run, at most.
+        The greatest simulated time of a run.
     """
     for load in loads:
         rows, arrived = sample.at_load(load, most_us)

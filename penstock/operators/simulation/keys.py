@@ -16,7 +16,7 @@ __all__ = ["simulate_keys"]
 
 _NOBODY = -1
 _WARM_UP = 0.1
-"""The share of a run before staleness is measured, because rates are not known yet."""
+"""The share of a run that passes before staleness is measured, because rates are not known yet."""
 
 
 def simulate_keys(scheduler: Scheduler, trace: Trace, cost_us: int, weights: Floats) -> float:

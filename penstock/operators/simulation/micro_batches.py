@@ -95,7 +95,7 @@ def run_micro_batches(
     limits : Budget or FreshnessContract
         The budget of each bucket, or the contract that chooses it.
     end_us : int, optional
-        The time after which no micro-batch starts; by default they end when nothing waits.
+        The time after which no micro-batch starts; by default, micro-batches run until nothing waits.
     place : str, optional
         See `ContractControl`.
     paced : bool

@@ -1,8 +1,8 @@
 """The least staleness of any order of service, for comparison with policies.
 
-The model is the same as in `draw_arrivals` and `simulate`. In each unit of time one update arrives, with
-probability p_i of key i. A service takes a whole number of units. If the server becomes free at the moment of
-an arrival, it takes its next tuple before this arrival enters the queue.
+The model is the same as in `draw_arrivals` and `simulate`. In each unit of time one update arrives; it
+belongs to key i with probability p_i. A service takes a whole number of units. If the server becomes free at
+the moment of an arrival, it takes its next tuple before this arrival enters the queue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MAX_STATES = 300_000
 """States of a decision process that `find_optimum` solves in some seconds."""
 
 _AGES_PER_SERVICE = 4
-"""Ages are bounded by this many services of each key; no good order lets a key wait that long."""
+"""The model limits staleness to the time of this many services of all keys. No good order exceeds this
+limit."""
 _TOLERANCE = 1e-4
 _MAX_ROUNDS = 5_000
 _GOLDEN_STEPS = 80
@@ -39,7 +40,7 @@ def lower_bound(rates: Floats, cost: float, weights: Floats | None = None) -> fl
     Parameters
     ----------
     rates : float64 array
-        The probability of each key at an arrival.
+        The probability that an arriving update belongs to each key.
     cost : float
         Duration of a service, in units. If it is not a whole number, the bound is looser.
     weights : float64 array, optional

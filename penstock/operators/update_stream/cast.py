@@ -12,7 +12,7 @@ C = TypeVar("C", pa.Array, pa.Table)
 
 
 def cast(values: C, kind: pa.DataType | pa.Schema) -> C:
-    """Cast values to another type with their own `cast` method.
+    """Cast values to a type with their own `cast` method.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def _relabel(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
 
 
 class _Labelled:
-    """A column that is exported with another type of the same layout, through Arrow's C data interface."""
+    """A column that is exported as a type of the same layout, through Arrow's C data interface."""
 
     def __init__(self, column: pa.Array[Any], kind: pa.DataType) -> None:
         self._column = column

@@ -47,7 +47,8 @@ def delete_conditions(delete_when: str | Mapping[str, str] | None) -> tuple[str 
     Raises
     ------
     InvalidUsageError
-        If the value names another side, or a condition is refused by `parse_delete_when`.
+        If the value names a side that is neither ``left`` nor ``right``, or `parse_delete_when` refuses a
+        condition.
     """
     if delete_when is None:
         return None, None
@@ -67,13 +68,14 @@ def mark_deletes(
 ) -> tuple[Expression, tuple[tuple[str, Expression], ...]]:
     """Return the condition over these columns, and a projection that adds `DELETED_COLUMN`.
 
-    A row for which the condition is null is not a delete. If the condition is a column of the name
-    `DELETED_COLUMN`, the mark replaces this column.
+    A row for which the condition is null is not a delete. If the condition is itself a column named
+    `DELETED_COLUMN`, the new column replaces it.
 
     Raises
     ------
     InvalidUsageError
-        If the condition reads an unknown column, or another column has the name of the mark.
+        If the condition reads an unknown column, or a column that is not the condition is named
+        `DELETED_COLUMN`.
     """
     condition = parse_delete_when(delete_when).resolve(names, option="delete_when")
     there = [name for name in names if name.lower() == DELETED_COLUMN]

@@ -44,7 +44,7 @@ class LifeOptions(Protocol):
 
     @property
     def on_silent(self) -> str | None:
-        """``"row"`` for rows of keys that went silent."""
+        """``"row"`` if each key that goes silent gets a row."""
 
 
 def check_lives(options: LifeOptions, delete_ttl: Ttl | None = None) -> None:
@@ -120,7 +120,7 @@ def check_windows(options: WindowLives, kind: str | None) -> None:
 
 
 def life_steps(option: str, life: Ttl | None, kind: pa.DataType, unit: str | None = None) -> int | None:
-    """Convert a time to live to steps of the time column; None for ever.
+    """Convert a time to live to steps of the time column (`steps`); None means for ever.
 
     Raises
     ------
@@ -183,7 +183,8 @@ def silent_rows(
     Parameters
     ----------
     output : pyarrow.Schema
-        The columns, including `SILENT_COLUMN`. If the time column has another type, the time is null.
+        The columns, including `SILENT_COLUMN`. If the output's time column differs in type from `times`, the
+        time is null.
     key, keys
         Names and values of the key columns.
     time, times

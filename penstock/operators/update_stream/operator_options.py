@@ -310,7 +310,7 @@ class WindowOptions(StateOptions):
     Raises
     ------
     InvalidUsageError
-        If an option is invalid, or belongs to another mode.
+        If an option is invalid, or belongs to a different mode.
     """
 
     watermark_delay: str | timedelta | None = None

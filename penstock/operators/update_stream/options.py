@@ -65,12 +65,13 @@ def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
     Parameters
     ----------
     timed : bool
-        Whether the operator does work itself, whose time can be limited.
+        Whether the operator does work of its own, so that its time can be limited.
 
     Raises
     ------
     InvalidUsageError
-        If the budget is not positive, has another type, or is a duration although `timed` is false.
+        If the budget is not positive, is neither a number nor a text, or is a duration although `timed` is
+        false.
     """
     if budget is None:
         return Budget()
@@ -102,8 +103,8 @@ def check_cost(cost: str | None, policy: str, semantics: str, apply: object) -> 
     Raises
     ------
     InvalidUsageError
-        If the cost is not a duration, or is measured by key without `apply`, or with another policy or other
-        semantics.
+        If the cost is neither a duration nor measured by key. If it is measured by key, but `apply` is
+        missing, the policy is not freshest, or the semantics are not update.
     """
     if cost != COST_BY_KEY:
         cost_of(cost)

@@ -1,4 +1,4 @@
-"""Check time columns, and convert durations to their steps."""
+"""Check time columns, and convert durations to steps: the units in which a time column counts."""
 
 from __future__ import annotations
 

@@ -152,13 +152,13 @@ def find_slots(
     Parameters
     ----------
     times : array of int, (rows,)
-        The time of each row, in steps of the time column.
+        The time of each row, in units of the time column.
     mask : array of bool, (rows,)
         The rows that are aggregated, if `masked`.
     keys : array of int64, (columns, rows)
         The group of each row.
     steps : int
-        The pane length in steps.
+        The pane length, in the same unit.
     state : array of int64, (4,)
         Updated: the number of slots, the start of the current pane, the first slot of this pane, and 1 if a
         row of an earlier pane came after a row of a later pane.
@@ -371,9 +371,10 @@ def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
 def keep_row(slots: Any, times: Any, last: bool, offset: int, best: Any, rows: Any) -> None:
     """Keep, for each slot, the row with the least or the greatest time.
 
-    With `last`, this is the row with the greatest time, and of equal times the last row. Otherwise it is the
-    row with the least time, and of equal times the first row. `best` holds the time of each slot's row so
-    far. `rows` holds the number of each slot's row plus `offset`, or -1 if the slot has no row yet.
+    With `last`, this is the row with the greatest time; if several rows have this time, the last of them.
+    Otherwise it is the row with the least time; if several rows have this time, the first of them. `best`
+    holds the time of each slot's row so far. `rows` holds the number of each slot's row plus `offset`, or -1
+    if the slot has no row yet.
     """
     for i in range(slots.shape[0]):
         slot, time = slots[i], np.int64(times[i])

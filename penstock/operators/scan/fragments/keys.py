@@ -56,7 +56,7 @@ class Codes:
         self._known: dict[Any, int] = {}
         self._values: list[pa.Array[Any]] = []
         self.direct = integer_type(kind) is not None
-        """True while each integer is its own number. Then no value may be null."""
+        """True while each integer is its own number. This requires that no value is null."""
 
     def __len__(self) -> int:
         """Return the number of numbered values."""

@@ -169,7 +169,7 @@ class FreshestScheduler(Scheduler):
         return int(in_service.sum())
 
     def pop(self, limit: int, held: Integers | None = None, *, now_us: int = 0) -> Integers:
-        """Remove and return the up to `limit` keys with the greatest indexes; see `Scheduler.pop`."""
+        """Remove and return the keys with the greatest indexes, at most `limit`; see `Scheduler.pop`."""
         line, held = self._line[: self._size], _NO_KEYS if held is None else held
         indexes = _compute_indexes(line, held, now_us, self._arrived, self._interval, self._share)
         chosen, self._size = take_greatest(limit, line, indexes)
