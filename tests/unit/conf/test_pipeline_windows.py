@@ -132,7 +132,7 @@ def test_fragments_are_made_where_penstock_reads_the_files(tmp_path: Path) -> No
         ),
         ("having: whole > 0", "having: while > 0", "8: window_join.having: there is no column 'while'"),
         ("condition: mean", "key: plug\n  condition: mean", "window_join.key: there is no column 'plug'"),
-        ("condition: mean", "condition: meen", "5: window_join.condition: there is no column 'meen'"),
+        ("condition: mean", "condition: meen", "9: window_join.condition: there is no column 'meen'"),
         ("condition: mean", "conditon: mean", "9: window_join.conditon: unknown field. Hint: did you mean"),
         (
             "{plugs: count(*)}",
