@@ -160,7 +160,8 @@ def run(
         from penstock.jobs.dashboard.dashboard import pipeline_dashboard
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
 
-        printer = batch_printer() if progress else nullcontext(lambda batch: None)
+        steps = loaded.later_steps
+        printer = batch_printer(later_steps=steps) if progress else nullcontext(lambda batch: None)
         with (
             pipeline_dashboard(loaded, dashboard_at) as shown,
             cluster_pipeline(loaded, settings) as configured,
@@ -178,7 +179,7 @@ def run(
                 totals = run_to_end(configured, on_batch, document=document, log_level=level, dashboard=shown)
     if totals.signal is not None:
         typer.echo(f"stopped by {Signals(totals.signal).name}", err=True)
-    typer.echo(summary_line(totals), err=True)
+    typer.echo(summary_line(totals, steps), err=True)
     if totals.waiting_keys:
         where = (
             "is gone with the temporary checkpoint; set query.checkpoint to keep it"

@@ -130,6 +130,14 @@ class Pipeline(PipelineSections):
         used = {*queue.key, queue.time, *((queue.arrival,) if queue.arrival is not None else ())}
         return used <= own and not isinstance(self.sink, PStreamSink)
 
+    @property
+    def later_steps(self) -> tuple[str, ...]:
+        """The steps after the operator that may drop or combine rows that the operator has emitted."""
+        names = [name for name in ("having", "window_join", "by_window") if getattr(self, name) is not None]
+        if self.results is not None and self.results.filter is not None:
+            names.append("results.filter")
+        return tuple(names)
+
 
 def _find_problems(data: dict[str, Any]) -> Pipeline | list[Problem]:
     """Return the pipeline with these fields, or their problems."""

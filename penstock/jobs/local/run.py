@@ -66,7 +66,10 @@ def run_local(
     with StopSignals() as signals, ExitStack() as stack:
         show = on_batch
         if show is None:
-            show = stack.enter_context(batch_printer(is_stopped=lambda: signals.received is not None))
+            printer = batch_printer(
+                is_stopped=lambda: signals.received is not None, later_steps=pipeline.later_steps
+            )
+            show = stack.enter_context(printer)
         running = open_pipeline(pipeline, document)
         metrics = _MetricsFile(pipeline)
         exports = _open_exports(pipeline.query, stack)

@@ -80,6 +80,8 @@ class Totals:
         The number of batches, and sums over all batches of the run.
     committed, rejected : int
         Sums over all batches; both are 0 without transactions.
+    idle : int
+        The number of batches without rows, which have no line.
     waiting_keys : int
         Keys that still wait; their tuples are in the state.
     signal : int or None
@@ -97,6 +99,7 @@ class Totals:
     bad_records: int = 0
     committed: int = 0
     rejected: int = 0
+    idle: int = 0
 
     def plus(self, batch: Batch) -> Totals:
         """Return the totals with one more batch."""
@@ -112,6 +115,7 @@ class Totals:
             bad_records=self.bad_records + batch.bad_records,
             committed=self.committed + batch.committed,
             rejected=self.rejected + batch.rejected,
+            idle=self.idle + (not batch.did_something),
         )
 
 
@@ -141,12 +145,21 @@ def _time(ms: float) -> str:
     return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms:.0f} ms"
 
 
-def summary_line(totals: Totals) -> str:
-    """Return a summary line of a whole run."""
+def summary_line(totals: Totals, later_steps: Sequence[str] = ()) -> str:
+    """Return a summary line of a whole run; batches without rows do not count.
+
+    Parameters
+    ----------
+    totals : Totals
+        The totals of the run.
+    later_steps : sequence of str
+        Steps after the operator, which may drop rows that the operator has emitted.
+    """
+    emitted = f"emitted before {' and '.join(later_steps)}" if later_steps else "emitted"
     rows = "row in" if totals.rows_in == 1 else "rows in"
     counts = {
         rows: totals.rows_in,
-        "emitted": totals.emitted,
+        emitted: totals.emitted,
         "conflated": totals.conflated,
         "late": totals.late,
         "dropped": totals.dropped,
@@ -154,10 +167,11 @@ def summary_line(totals: Totals) -> str:
         "rejected": totals.rejected,
         "bad record" if totals.bad_records == 1 else "bad records": totals.bad_records,
     }
-    parts = [f"{totals.batches:,} {'batch' if totals.batches == 1 else 'batches'}"]
     if not any(counts.values()):
-        return f"{parts[0]}, no new rows"
-    always = (rows,) if totals.committed or totals.rejected else (rows, "emitted")
+        return "no new rows"
+    batches = totals.batches - totals.idle
+    parts = [f"{batches:,} {'batch' if batches == 1 else 'batches'}"]
+    always = (rows,) if totals.committed or totals.rejected else (rows, emitted)
     parts += [f"{count:,} {name}" for name, count in counts.items() if count or name in always]
     return ", ".join(parts)
 
@@ -201,12 +215,16 @@ def _line_printer() -> Callable[[Sequence[str]], None]:
 
 @contextmanager
 def batch_printer(
-    silence_s: float = _SILENCE_S, *, is_stopped: Callable[[], bool] = lambda: False
+    silence_s: float = _SILENCE_S,
+    *,
+    is_stopped: Callable[[], bool] = lambda: False,
+    later_steps: Sequence[str] = (),
 ) -> Iterator[Callable[[Batch], None]]:
     """Yield a function that prints each batch with rows as a line on standard error.
 
     After the first batch with staleness, another line explains what staleness is; after the first batch with
-    mostly bad records, another line says how to find the reason. If no batch ends within
+    mostly bad records, another line says how to find the reason. If `later_steps` may drop emitted rows, the
+    first batch that emits rows has such a line, too. If no batch ends within
     `silence_s`, a line reports that the query is still starting, unless `is_stopped`.
     """
     show = _line_printer()
@@ -218,12 +236,16 @@ def batch_printer(
     timer = threading.Timer(silence_s, say_starting)
     timer.daemon = True
     explained = warned = False
+    named = not later_steps
 
     def on_batch(batch: Batch) -> None:
-        nonlocal explained, warned
+        nonlocal explained, warned, named
         timer.cancel()
         if batch.did_something:
             show(batch_parts(batch))
+        if batch.emitted and not named:
+            named = True
+            show([f"emitted: rows of the operator, before {' and '.join(later_steps)}"])
         if batch.staleness_p95_ms and not explained:
             explained = True
             show(_STALENESS)

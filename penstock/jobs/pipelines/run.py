@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from json import JSONDecodeError
@@ -350,12 +350,14 @@ def _run(
     signals: StopSignals,
     *,
     drain: bool,
+    later_steps: Sequence[str] = (),
 ) -> Totals:
     """Follow a query or a graph until it ends or a signal stops it; the signal may be an earlier one."""
     with ExitStack() as printer:
         show = on_batch
         if show is None:
-            show = printer.enter_context(batch_printer(is_stopped=lambda: signals.received is not None))
+            lines = batch_printer(is_stopped=lambda: signals.received is not None, later_steps=later_steps)
+            show = printer.enter_context(lines)
         try:
             totals = follow(running, show, signals, drain=drain)
         except BaseException as error:
@@ -370,7 +372,7 @@ def _run(
             if totals.signal is None:
                 raise
     if on_batch is None:
-        print(summary_line(totals), file=sys.stderr, flush=True)
+        print(summary_line(totals, later_steps), file=sys.stderr, flush=True)
     return totals
 
 
@@ -416,7 +418,7 @@ def run_to_end(
 
         totals = run_local(pipeline, on_batch, document=document, dashboard=dashboard)
         if on_batch is None:
-            print(summary_line(totals), file=sys.stderr, flush=True)
+            print(summary_line(totals, pipeline.later_steps), file=sys.stderr, flush=True)
         return totals
     query = pipeline.query
     with (
@@ -429,7 +431,7 @@ def run_to_end(
         if dashboard is not None:
             dashboard.show_checkpoint(running.checkpoint, query.state_location)
         try:
-            return _run(running, on_batch, signals, drain=query.drain)
+            return _run(running, on_batch, signals, drain=query.drain, later_steps=pipeline.later_steps)
         except InvalidUsageError as error:
             refused = _REFUSAL.match(str(error.context.get("cause")))
             if document is not None and refused is not None:

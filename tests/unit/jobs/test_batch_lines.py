@@ -8,11 +8,12 @@ import re
 import struct
 import sys
 import termios
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.jobs.pipelines.batches import Batch, batch_line, batch_printer, fold
+from penstock.jobs.pipelines.batches import Batch, Totals, batch_line, batch_printer, fold, summary_line
 
 BUSY = Batch(
     number=123_456,
@@ -78,3 +79,28 @@ def test_a_part_that_is_wider_than_the_terminal_has_a_line_of_its_own() -> None:
     assert fold(["ab", "c" * 9, "de"], 8) == "ab\n    " + "c" * 9 + "\n    de"
     assert fold(["ab", "cd"], 6) == "ab  cd"
     assert fold(["ab", "cd"], 5) == "ab\n    cd"
+
+
+IDLE = replace(QUIET, rows_in=0, emitted=0)
+
+
+def test_batches_without_rows_have_no_line_and_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    totals = Totals()
+    with batch_printer() as show:
+        for batch in (QUIET, IDLE, QUIET, IDLE):
+            totals = totals.plus(batch)
+            show(batch)
+    assert capsys.readouterr().err.count("\n") == 2
+    assert totals.batches == 4
+    assert summary_line(totals) == "2 batches, 6 rows in, 4 emitted"
+    assert summary_line(Totals().plus(IDLE)) == "no new rows"
+
+
+def test_rows_that_a_later_step_may_drop_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with batch_printer(later_steps=("having", "by_window")) as show:
+        for batch in (replace(QUIET, emitted=0), QUIET, QUIET):
+            show(batch)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[2] == "emitted: rows of the operator, before having and by_window"
+    assert len(lines) == 4
+    assert summary_line(Totals().plus(QUIET), ("having",)) == "1 batch, 3 rows in, 2 emitted before having"
