@@ -172,7 +172,7 @@ class Database:
         columns : str
             The columns as Spark's DDL; see `table`.
         size, slide : int, str or timedelta
-            Numbers of rows. With `time`, durations such as ``"60s"`` for a timestamp, or numbers in its unit.
+            Numbers of rows. With `time`: durations such as ``"60s"`` for a timestamp, otherwise integers.
         time : str, optional
             The column of time: a timestamp, date or integer. The window slides at multiples of `slide`, when
             a row at or after the next multiple is inserted. If a row is older than the last slide, its
@@ -295,9 +295,9 @@ class Database:
     def workflow(self, name: str, *parts: Procedure | Nested) -> Workflow:
         """Make a workflow of procedures and of the streams between them.
 
-        For each event a round runs: first the border procedures, which take the event, then every other
-        procedure, after the procedures whose rows it takes. Each procedure runs as one transaction over all
-        rows that it takes in the round.
+        For each event a round runs. The border procedures, which take the event, run first. Every other
+        procedure runs after the procedures whose rows it takes. Each procedure runs as one transaction over
+        all rows that it takes in the round.
 
         Parameters
         ----------
@@ -412,7 +412,7 @@ class Database:
         location : str or path
             The directory of the database; both machines must be able to read it.
         poll_interval : str or timedelta
-            The time between two looks for new calls.
+            How often the replica looks for new calls.
         partitions, ranges, predictor, speculate
             See `open`. These settings apply to the replica, and to the database after a takeover.
 

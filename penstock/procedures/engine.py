@@ -144,8 +144,8 @@ class TableSet:
         events : pyarrow.RecordBatch
             The events, with exactly the columns of the program's event.
         bounds : ndarray, optional
-            The position of the first event of each atomic batch of a workflow, then the number of events. A
-            round runs for each batch. By default each event is a batch.
+            The positions of the first event of each atomic batch of a workflow, followed by the number of all
+            events. A round runs for each batch. By default each event is a batch.
         """
         if isinstance(program, PlainProgram):
             return self._run_plain(program, events, bounds)
@@ -342,7 +342,7 @@ class Run:
         return max(round(_LOOKUPS_AHEAD / max(self._lookups, 1)), 1)
 
     def advance(self, begin: int, end: int) -> None:
-        """Run all rounds from `begin` to `end`."""
+        """Run the rounds from `begin` up to, but not including, `end`."""
         self._run(begin, end, {})
         self._state.transactions += end - begin
 

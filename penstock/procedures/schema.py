@@ -156,7 +156,7 @@ class Column:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy type of its values. Interned values are numbers of a dictionary."""
+        """The NumPy type of the column's values; interned values are stored as numbers."""
         return _numpy_of(self.type.value_type if self.is_list else self.type)[1]
 
 
@@ -380,7 +380,10 @@ class TableSpec(RelationSpec):
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the input of `from_json`; without indexes, which may change while a checkpoint exists."""
+        """Return the input of `from_json`.
+
+        Indexes are left out, because users may change them while a checkpoint exists.
+        """
         return {
             "name": self.name,
             "columns": schema_text(self.schema),

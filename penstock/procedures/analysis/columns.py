@@ -31,7 +31,8 @@ def program_for(procedure: Procedure | Workflow, schema: pa.Schema) -> Program |
     Raises
     ------
     InvalidUsageError
-        If the procedure does not compile for these columns, or a column has another type than the event.
+        If the procedure does not compile for these columns, or a column and the event's attribute of its name
+        have different types.
     """
     if not isinstance(procedure, Procedure | Workflow):
         raise InvalidUsageError(

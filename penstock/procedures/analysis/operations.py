@@ -21,7 +21,7 @@ __all__ = ["Operation", "OperationMode", "operations_of"]
 
 
 class OperationMode(StrEnum):
-    """The operations of TStream's Table II; INSERT and DELETE require a missing or an existing row."""
+    """The operations of TStream's Table II. INSERT requires a missing row, DELETE an existing row."""
 
     READ = "READ"
     WRITE = "WRITE"
@@ -83,7 +83,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Frame:
-    """A procedure that is being traced; `event` is None for the event of the whole transaction."""
+    """A procedure that is being traced; `event` is None if no other procedure calls it."""
 
     text: ProcedureText
     event: Mapping[str, _Known] | None

@@ -36,7 +36,7 @@ def attributes_of(program: Program, access: Access) -> tuple[str | None, ...]:
 
 
 def attribute_of(program: Program, origin: Origin | None) -> str | None:
-    """Return the event attribute that an origin names; None for an origin of another kind."""
+    """Return the event attribute that an origin names; None if the origin is no attribute, or a list."""
     names = {column.name for column in program.event if not column.is_list}
     return origin if isinstance(origin, str) and origin in names else None
 

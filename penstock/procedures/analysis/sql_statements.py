@@ -1,4 +1,4 @@
-"""Rewrite SQL statements in a procedure: each becomes the access in Python to the same rows.
+"""Rewrite the SQL statements in a procedure as Python code that accesses the same rows.
 
 =================================================  ===================================================
 ``SELECT a + 1 FROM t WHERE key = ?``              ``t[key].a + 1``
@@ -12,7 +12,7 @@
 ``DELETE FROM t WHERE key = ?``                    ``del t[key]``
 =================================================  ===================================================
 
-So a statement is compiled, explained and undone like this Python, and its values behave as in Python.
+So a statement is compiled, explained and undone like this Python code, and its values behave as in Python.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Emissions(Writes):
         return slid.never_null()
 
     def _active(self, window: WindowSpec) -> tuple[str, str]:
-        """Return code for the number of a window's first active row, and of the row after the last."""
+        """Return code for the number of a window's first active row, and for the number after the last."""
         facts = self.layout.tables[window.facts.name]
         slot = self.out.keep(facts.find(["0"]))
         row = Row(window.facts.name, slot, (window.name,), (None,), maybe=True)

@@ -45,8 +45,8 @@ __all__ = [
 FACTS = ("used", "free", "live", "gone", "shift")
 """The names of the numbers in ``t0_facts``.
 
-They count the slots that hold or have held a row, the free slots, the rows, and the deleted keys. The last
-number is the shift of the hash index.
+The first four count, in this order, the slots that hold or have held a row, the free slots, the rows, and the
+deleted keys. The last number is the shift of the hash index.
 """
 
 USED, FREE, LIVE, GONE, SHIFT = range(len(FACTS))

@@ -59,7 +59,7 @@ _IN_THE_EVENT = "convert it before, and put it into the event"
 
 
 class OperationError(Exception):
-    """The operands' kinds do not support the operation; the arguments are the fact and a hint."""
+    """The operands' kinds do not support the operation; the error's arguments are the fact and a hint."""
 
 
 def no_number(operator: str, kind: Kind) -> OperationError:
@@ -162,7 +162,7 @@ def _integers(out: Output, sign: str, a: str, b: str) -> str:
 
 
 def negate(out: Output, a: Value) -> Value:
-    """Return a number with the other sign."""
+    """Return a number with the opposite sign."""
     if not a.kind.is_number:
         raise no_number("-", a.kind)
     if a.kind is not Kind.FLOAT:

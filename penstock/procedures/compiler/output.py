@@ -31,9 +31,9 @@ class Output:
     """The body of a transaction.
 
     A failure may follow a write if the failure is further down in the text, or if a loop encloses both. Only
-    writes that a failure may follow are logged; without them the program has no undo log. In a workflow a
-    rejection undoes the writes of its own transaction, while a lack of room undoes all transactions of the
-    round.
+    writes that a failure may follow are logged. A program without such writes has no undo log. In a workflow,
+    a rejection undoes the writes of its own transaction, while an array that is too small undoes all
+    transactions of the round.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class Output:
         return reversed_lines[::-1], logs
 
     def begin_transaction(self) -> None:
-        """Begin another transaction of a workflow."""
+        """Begin the next transaction of a workflow."""
         self._transactions.append(len(self._lines))
 
     def _may_fail_after(self, place: int) -> bool:

@@ -49,10 +49,10 @@ REJECTED = "rejected"
 """The column of results with the reason why a transaction was rejected; null if it was committed."""
 
 _LANGUAGE = 1
-"""The version of the language. Raise it only if the same text now leads to another state or other results.
+"""The version of the language. Raise it only if the same text now leads to a different state or results.
 
-A compiler that makes another kernel with the same meaning does not raise it: kernels are cached by their
-source, and tables and log have format versions of their own. `tests/golden/programs.json` guards it.
+Do not raise it if the compiler makes a different kernel with the same meaning: kernels are cached by their
+source, and tables and logs have their own format versions. `tests/golden/programs.json` guards the digests.
 """
 
 _INLINED = ("procedures/index_kernels.py", "procedures/indexes/trees.py", "procedures/arithmetic.py",

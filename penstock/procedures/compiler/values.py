@@ -34,7 +34,7 @@ class AccessMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The origin of a value that is in a row, if an index finds the row by all columns of the index.
+    """The origin of a value from a row that an index finds, with a value for each column of the index.
 
     Attributes
     ----------

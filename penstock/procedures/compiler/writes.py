@@ -68,7 +68,7 @@ class Writes(Expressions):
         self.out.line(f"{table.array('dirty')}[{row.slot}] = True")
 
     def _check_order(self, node: ast.AST, table: str, column: str | None) -> None:
-        """Refuse to change a column that orders a running loop; without `column`, refuse an insert."""
+        """Refuse to change a column that orders an enclosing loop; if `column` is None, refuse an insert."""
         for name, index in self.open_selections:
             if name == table and (column is None or column in index.columns):
                 raise self.wrong(

@@ -52,7 +52,7 @@ def arrow_errors(owner: str, **context: Any) -> Iterator[None]:
 
 
 def as_structs(events: Sequence[Mapping[str, Any]], *, owner: str) -> pa.StructArray:
-    """Return events with the same attributes as structs; `owner` names them in errors."""
+    """Convert events to structs; all events have the same attributes. `owner` names the events in errors."""
     try:
         return pa.array(events)
     except _MISFITS as error:

@@ -1,9 +1,10 @@
 """The command log of a database in one process, and checkpoints of its tables.
 
 The content of a database depends only on its calls and their order (S-Store §2). So the log holds calls, not
-changes. A call is run, then appended to the log and synced, and only then it returns. `<location>/log` is a
-p-stream with a row for each call, or, with strong recovery, for each transaction of a workflow. On a local
-disk, `<location>/wal` has the calls of the last second, which are durable before they reach the p-stream.
+changes. A call runs, its record is appended to the log and synced, and only then does the call return.
+`<location>/log` is a p-stream with a row for each call, or, with strong recovery, for each transaction of a
+workflow. On a local disk, `<location>/wal` has the calls of the last second, so that they are durable before
+they reach the p-stream.
 `<location>/tables` holds versions of the tables; each version records how many calls of the log it includes.
 Invariants:
 
@@ -112,7 +113,7 @@ class CommandLog:
     Raises
     ------
     InvalidUsageError
-        If the location holds a database with other tables.
+        If the location holds a database with different tables.
     CorruptDataError
         If the database's files are damaged.
     UnavailableError
@@ -213,8 +214,8 @@ class CommandLog:
     def append(self, call: Call) -> None:
         """Append a call.
 
-        The call is durable once ``wait(end)`` returns, where `end` is the value of the property `end` after
-        this call.
+        To wait until the call is durable, read the property `end` after `append` has returned, and pass its
+        value to `wait`.
 
         Raises
         ------
@@ -257,7 +258,7 @@ class CommandLog:
     def when_durable(self, end: int, done: Callable[[BaseException | None], None]) -> None:
         """Call `done` once the first `end` calls are durable, or with the error that prevents it.
 
-        `done` runs in this thread or in the log's thread, and must be quick.
+        `done` runs in the calling thread or in the log's thread, and must be quick.
         """
         with self._changed:
             if self._durable < end and self._error is None:
@@ -305,7 +306,10 @@ class CommandLog:
         return self._bytes > self.bytes_for_checkpoint or self._calls > self.calls_for_checkpoint
 
     def checkpoint(self, state: State) -> None:
-        """Store a version of the tables, and release its calls. No call may be appended meanwhile."""
+        """Store a version of the tables, and release the calls that it includes.
+
+        The caller must not append calls meanwhile.
+        """
         if not self._calls:
             return
         self.wait(self._end)
@@ -341,7 +345,7 @@ def check_tables(files: Files, name: str, tables: Iterable[TableSpec], *, create
     Raises
     ------
     InvalidUsageError
-        If the directory belongs to another database, or does not exist.
+        If the directory belongs to a different database, or does not exist.
     """
     ours: dict[str, Any] = {
         "buckets": 1,
@@ -394,7 +398,7 @@ def look_at(store: BucketStore, pointer: Pointer) -> tuple[Handle, int]:
 
 
 def read_calls(stream: PStream, begin: int, end: int) -> Iterator[Call]:
-    """Read calls of the log, from number `begin` to before `end`."""
+    """Read the calls of the log from number `begin` up to, but not including, number `end`."""
     if begin < end:
         for batch in stream.read(begin, end):
             for row in batch.to_pylist():

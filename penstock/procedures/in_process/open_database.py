@@ -346,7 +346,7 @@ class OpenDatabase:
         Raises
         ------
         InvalidUsageError
-            If a column is missing, or of another type.
+            If a column is missing, or has the wrong type.
         """
         with self._durable_at_exit():
             programs = self._programs.requests()
@@ -367,7 +367,7 @@ class OpenDatabase:
             queued.answer_speculated(self._answer_when_durable)
 
     def _run_group(self, group: Sequence[Request], offer: AbstractContextManager[None]) -> None:
-        """Run requests for one procedure whose values have the same types; answer each once it is durable."""
+        """Run requests that call one procedure with the same types of values; answer each when durable."""
         try:
             with self._lock, offer:
                 if self._broken:

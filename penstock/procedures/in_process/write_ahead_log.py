@@ -17,14 +17,16 @@ does not grow, its sync need not wait for the file system's journal. Invariants:
 
 1. A session begins with part 0, created exclusively. A process acknowledges calls only if, after their sync,
    the next session's part 0 does not exist, and the oldest part that the process has not deleted itself
-   still has a name. A new session begins before it reads earlier parts, and deletes them before its own part
-   0. So it reads every acknowledged call, and an older process acknowledges no call afterwards.
+   still has a name. A new session creates its part 0 before it reads earlier parts, and deletes earlier parts
+   before its own part 0. So it reads every acknowledged call, and an older process acknowledges no call
+   afterwards.
 2. Parts are deleted in ascending order, and only once the p-stream holds their calls.
-3. A session creates part 1 once the p-stream holds the calls of all earlier sessions. So their parts are not
-   read if a later session has a part other than part 0: an older process may have created them afterwards.
+3. A session creates part 1 once the p-stream holds the calls of all earlier sessions. So if session s has a
+   part other than part 0, the parts of sessions before s are not read. The process of such a session may have
+   created them after session s began.
 4. Only the last record of a part can be incomplete, because a record is durable before the next record is
-   written. An incomplete record is cut, or some of its sectors are zero. A record that is invalid in another
-   way, or that another record follows, is damaged.
+   written. An incomplete record is cut off, or some of its sectors are zero. A record is damaged if it is
+   invalid in a different way, or if another record follows it.
 """
 
 from __future__ import annotations

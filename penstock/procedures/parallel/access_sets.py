@@ -31,7 +31,7 @@ __all__ = ["AccessSets", "KeyAccess", "find_access_sets"]
 
 _MOST_BITS = 60
 _SAFE = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.And, ast.Or, ast.Not, ast.USub, ast.Constant, ast.Load)
-"""Nodes that cannot fail in a condition; nor can names of constants and attributes of the event."""
+"""Nodes of conditions that cannot fail. Names of constants and attributes of the event cannot fail either."""
 _FACTS = "access_sets"
 _BITS = (Column("bits", pa.int64(), Kind.INTEGER, nullable=False),)
 
@@ -172,7 +172,8 @@ class _Walk:
     found : list
         The accesses that were found so far.
     is_callee : bool
-        Whether another procedure calls this procedure. If so, its conditions are about another event.
+        Whether another procedure calls this procedure. If so, its conditions test its own event, which is not
+        the program's event.
     """
 
     text: ProcedureText

@@ -10,7 +10,10 @@ _MIN_SERIAL_S = 0.25
 """Once a program has run serially for this long, other modes are compiled and tried."""
 _FIRST_RETRIAL = 16
 _LAST_RETRIAL = 1024
-"""Slower modes are tried again after this many batches; the number doubles each time that they lose."""
+"""The smallest and the greatest number of batches after which slower modes are tried again.
+
+The number doubles each time that the slower modes lose.
+"""
 _WEIGHT = 0.3
 """The weight of the last batch in a mode's cost."""
 
@@ -19,7 +22,7 @@ _WEIGHT = 0.3
 class MeasuredCosts:
     """Chooses the mode of each batch of a program.
 
-    At first all batches run serially, until this has taken some time. Then each other mode runs two batches,
+    At first all batches run serially, until they have taken some time. Then each other mode runs two batches,
     of which only the second is measured. From then on the cheapest mode runs, and the other modes are tried
     again from time to time.
 

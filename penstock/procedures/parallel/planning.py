@@ -133,7 +133,7 @@ class Planner:
         threads: int,
         apply: Mapped,
     ) -> Plan:
-        """Plan the events from `begin` to before `end`; no event is exclusive."""
+        """Plan the events from `begin` up to, but not including, `end`; none of them is exclusive."""
         own_bits = bits[begin:end]
         sizes = [len(self._state[spec.name].live) for spec in self._program.tables]
         bases = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

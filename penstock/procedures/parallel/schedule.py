@@ -7,11 +7,10 @@ The array `state` holds all numbers; the numbers of different threads are in dif
 
 ``levels`` takes transactions in the order of their levels, once all transactions of lower levels are done. In
 ``split``, each row belongs to a thread. Each thread goes through the transactions in order. If rows of a
-transaction belong to several threads, the thread with the lowest number runs the transaction. Before that, it
-waits until the other threads have arrived at the transaction; these threads then wait. ``chains`` runs a
-transaction that is at the head of all of its operation chains. Such a transaction is in the queue of the
-thread that found it; a thread whose queue is empty steals from the queues of other threads (TStream §IV-C,
-§IV-E).
+transaction belong to several threads, the one with the lowest number waits until all of them have arrived at
+the transaction, and then runs it. The others wait until it has ended. ``chains`` runs a transaction that is
+at the head of all of its operation chains. Such a transaction is in the queue of the thread that found it; a
+thread whose queue is empty steals from the queues of other threads (TStream §IV-C, §IV-E).
 
 A place in a queue is never reused within a run, because each transaction enters only one queue, once. So if a
 thread reads a place and then swaps the queue's head successfully, the place still holds the same transaction.

@@ -30,7 +30,7 @@ def version_of(
     versioned: Any,
     bases: Any,
 ) -> int:
-    """Return the slot that transaction `t` reads for a row: its version of the row, if there is one."""
+    """Return the slot that transaction `t` reads for a row: the transaction's version, if it has one."""
     if slot < 0 or versioned.shape[0] == 0 or not versioned[t]:
         return slot
     row = bases[table] + slot
@@ -195,7 +195,10 @@ def find_levels(
 def find_owners(
     facts: Any, slots: Any, starts: Any, access_tables: Any, bits: Any, bases: Any, threads: int, owners: Any
 ) -> None:
-    """Set, for each transaction, the bits of the threads that own its rows; without rows, of thread 0."""
+    """Set, for each transaction, the bits of the threads that own its rows.
+
+    A transaction without rows belongs to thread 0.
+    """
     for t in range(facts.shape[0]):
         own = 0
         for access in range(bits.shape[0]):

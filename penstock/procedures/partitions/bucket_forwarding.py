@@ -5,7 +5,7 @@
 2. The coordinator runs the forwarded transactions over these rows, in their order, and returns the changes of
    each bucket (`Forwarding.run`). A bucket gets its changes before it runs its next transactions.
 
-If an event determines the buckets of a transaction but not its rows (`Forwarding.copies_buckets`), the
+If an event determines only the buckets of a transaction, not the rows (`Forwarding.copies_buckets`), the
 coordinator has copies of the buckets' tables instead (`Forwarding.run_over`).
 
 The results of both stages depend only on their input. `docs/design/0019-forwarding.md` has the invariants.
@@ -107,7 +107,7 @@ class Forwarding:
         Raises
         ------
         InvalidUsageError
-            If the event does not determine the buckets of a transaction.
+            If transactions cannot be forwarded; `forwarding_obstacle` gives the reason.
         """
         obstacle = forwarding_obstacle(program)
         if obstacle is not None or isinstance(program, PlainProgram):
@@ -190,7 +190,10 @@ class Forwarding:
         return Split(own, np.flatnonzero(is_forwarded), forwarded, own_numbers, forwarded_numbers)
 
     def rows(self, state: TableSet, events: pa.RecordBatch, bucket: int) -> dict[str, pa.RecordBatch]:
-        """Return the bucket's rows that forwarded events need, by table; with `copies_buckets`, no rows."""
+        """Return, for each table, the bucket's rows that forwarded events need.
+
+        If `copies_buckets` is true, the result is empty.
+        """
         if self.copies_buckets:
             return {}
         event_keys, found = self._keys(events), dict[str, list[pa.RecordBatch]]()
@@ -208,8 +211,8 @@ class Forwarding:
     def exported(self) -> dict[str, pa.Schema]:
         """For each table, the columns of the rows that buckets export.
 
-        If the program does not change a table, these columns are the table's key and the columns that the
-        program's kernel names.
+        For a table that the program changes, these are all columns. For any other table, they are the key and
+        the columns that the program's kernel uses.
         """
         named = {node.id for node in ast.walk(ast.parse(self.program.source)) if isinstance(node, ast.Name)}
         changed = {change[1] for change in self.program.changes}
@@ -283,7 +286,7 @@ class Forwarding:
 
 
 def _complete(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Add the missing columns to rows, with nulls; the program does not read these columns."""
+    """Add the missing columns to rows, filled with nulls; the program does not read these columns."""
     arrays = [
         rows.column(field.name) if field.name in rows.schema.names else pa.nulls(rows.num_rows, field.type)
         for field in schema

@@ -1,8 +1,9 @@
-"""Continuations: versions of buckets that include the changes by forwarded transactions.
+"""Continuations: versions of buckets that include the changes that forwarded transactions made.
 
-The task of a bucket commits version v and returns the pointer to version v + 1, its *continuation*, which the
-coordinator publishes in the same micro-batch. Spark commits a micro-batch after all of its tasks, so the file
-of a committed pointer exists. `docs/design/0019-forwarding.md` has the invariants.
+The task of a bucket commits version v. Version v + 1 is the *continuation* of version v: the coordinator
+publishes it in the same micro-batch. The task already returns the pointer to version v + 1. Spark commits a
+micro-batch after all of its tasks, so the file of a committed pointer exists.
+`docs/design/0019-forwarding.md` has the invariants.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["continuation_of", "publish_continuation"]
 
 
 def continuation_of(pointer: Pointer, batch: int) -> Pointer:
-    """Return the pointer to the continuation of a version that a micro-batch has made."""
+    """Return the pointer to the continuation of the version at `pointer`, which micro-batch `batch` made."""
     return next_pointer(pointer, FileId(f"continuation{batch}"))
 
 
@@ -32,7 +33,7 @@ def publish_continuation(
     Raises
     ------
     CorruptDataError
-        If the continuation exists with other changes, or the version at `pointer` is missing or damaged.
+        If the continuation exists with different changes, or the version at `pointer` is missing or damaged.
     UnavailableError
         If the file system refuses.
     """

@@ -150,8 +150,8 @@ class PartitionDesign(StoredText):
         Raises
         ------
         InvalidUsageError
-            If the design is for another database, or names a table, an index or a key column that does not
-            exist.
+            If the design is for a different database, or names a table, an index or a key column that does
+            not exist.
         """
         specs = {spec.name: spec for spec in tables}
         if database != self.database:
@@ -196,14 +196,15 @@ class PartitionDesign(StoredText):
     def check_routes(self, procedures: Mapping[str, Procedure], specs: Iterable[TableSpec]) -> None:
         """Refuse a design whose routes differ from the routes that procedures have over its tables.
 
-        Penstock finds a procedure's route from the keys that it accesses, or from its ``route=``. A design
-        cannot change the route, because transactions that access rows outside of a named route are rejected.
+        The keys that a procedure accesses, or its ``route=``, determine its route. A design cannot change the
+        route, because a transaction that accesses rows outside of its ``route=`` is rejected.
         A design may name a routing attribute for a procedure whose events do not determine its partitions.
 
         Raises
         ------
         InvalidUsageError
-            If there is no such procedure, it has another route, or it cannot have the routing attribute.
+            If the design names a procedure that does not exist, has a different route, or cannot have the
+            routing attribute.
         """
         if not self.routes and not self.routing:
             return
@@ -237,7 +238,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _plain(column: str | tuple[str, ...]) -> str | list[str]:
-    """Return a column or a list of columns, as YAML writes them."""
+    """Return the partition columns as YAML writes them: a name, or a list of names."""
     return column if isinstance(column, str) else list(column)
 
 

@@ -24,7 +24,10 @@ from penstock.procedures.texts import Numbers
 __all__ = ["EventKeys", "Lookup"]
 
 _RESOURCES_PER_KEY = 16
-"""Resource numbers for each key. More numbers mean fewer collisions and fewer forwarded transactions."""
+"""How many resource numbers there are for each key.
+
+More numbers mean fewer collisions, so fewer transactions are forwarded.
+"""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Lookup = Callable[[Found, Sequence[Any]], tuple[Numbers, pa.RecordBatch]]
@@ -33,12 +36,12 @@ Lookup = Callable[[Found, Sequence[Any]], tuple[Numbers, pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The values of one origin. Each event has one value, or each event has any number of values."""
+    """The values of one origin: one value for each event, or any number of values for each event."""
 
     column: Column
     values: pa.Array[Any]
     events: Numbers | None
-    """The position of the event of each value, ascending; None if each event has exactly one value."""
+    """For each value, the position of its event, ascending; None if each event has exactly one value."""
 
 
 class EventKeys:
@@ -182,9 +185,10 @@ class EventKeys:
     def _all_partitions(
         self, found: Sequence[tuple[Numbers, Numbers | None]]
     ) -> list[tuple[Numbers, Numbers | None]]:
-        """Return all partitions for events that write replicated tables, and one for events that need none.
+        """Return the partitions that events need because of replicated tables.
 
-        So each event runs after earlier writes to the replicated tables that it may read.
+        An event that writes replicated tables needs all partitions. An event that needs no other partition
+        needs one. So each event runs after earlier writes to the replicated tables that it may read.
         """
         count, every = self.events.num_rows, np.arange(next(iter(self._placements.values())).partitions)
         writers = np.unique(np.concatenate([self.values(keys)[0] for keys in self.route.writes]))
@@ -208,7 +212,11 @@ class EventKeys:
     def _in_order(
         self, found: Sequence[tuple[Numbers, Numbers | None]]
     ) -> tuple[Numbers, Numbers | slice, Numbers]:
-        """Return where each event's numbers begin, their order by event, and the unordered numbers."""
+        """Return what sorts the numbers in `found` by event.
+
+        The result has three parts: the position of each event's first number in the sorted numbers, followed
+        by their count; the positions that sort the numbers by event; and the numbers, not yet sorted.
+        """
         count = self.events.num_rows
         numbers = np.concatenate([one for one, _ in found])
         if len(found) == 1 and found[0][1] is None:
@@ -245,7 +253,10 @@ class EventKeys:
         return values
 
     def _starts(self, origin: Origin | None) -> Numbers | None:
-        """Return where each event's values begin, then the number of values; None if each event has one."""
+        """Return the position of each event's first value, followed by the number of values.
+
+        The result is None if each event has one value.
+        """
         if isinstance(origin, Found):
             return self._rows(origin)[0]
         if origin is None or not self._columns[origin].is_list:
@@ -285,7 +296,10 @@ def _without_nulls(values: list[_Values]) -> list[_Values]:
 
 
 def _dimension(number: int, origin: Origin | None) -> object:
-    """Return equal values for the columns of a row that an index finds, and distinct values for others."""
+    """Return the dimension of an origin in the combinations of values.
+
+    Columns of the same row that an index finds share a dimension. Every other origin has its own.
+    """
     if isinstance(origin, Found):
         return origin.table, origin.index, origin.attributes
     return number

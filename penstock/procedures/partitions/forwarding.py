@@ -111,7 +111,7 @@ def forward(
 def find_first(
     starts: Numbers, resources: Numbers, homes: Numbers, tainted: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the transactions in partitions that must end before the forwarded transactions begin.
+    """Return a mask of the single-partition transactions that must end before forwarded transactions begin.
 
     A transaction must end first if it needs a resource of a later forwarded transaction, or of a later
     transaction that must end first. All other transactions can run at the same time as the forwarded

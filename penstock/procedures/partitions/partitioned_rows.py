@@ -30,9 +30,10 @@ from penstock.procedures.texts import Numbers
 __all__ = ["GatheredTables", "PartitionedRows", "find_rows"]
 
 MOVE_COST = 16
-"""A move costs as much time as partitions save by running this many transactions on their threads.
+"""The cost of a transaction over several partitions: the time that its rows take to move there and back.
 
-So tables are gathered if more than 6 % of transactions need several partitions.
+The unit is the time that partitions save for each single-partition transaction. With this cost, tables are
+gathered if more than 6 % of transactions need several partitions.
 """
 MIN_MOVES_TO_GATHER = 1 << 14
 """Tables with fewer rows are gathered or scattered as if they had this many rows, so that moves are rare."""
@@ -81,8 +82,9 @@ class GatheredTables:
     ) -> bool:
         """Gather or scatter tables if that saves time; return whether transactions run over gathered tables.
 
-        Each transaction over several partitions adds its cost to a debt, and each other transaction subtracts
-        1. Tables are gathered once the debt reaches their number of rows, and scattered once it is 0.
+        Each transaction over several partitions adds its cost to a debt, and each single-partition
+        transaction subtracts 1. Tables are gathered once the debt reaches their number of rows. Their rows
+        move back (`scatter`) once the debt is 0.
 
         Parameters
         ----------
@@ -115,7 +117,10 @@ class GatheredTables:
         return not self.names.isdisjoint(names)
 
     def scatter(self, only_for: Collection[str] | None = None) -> None:
-        """Move all rows back to their partitions, or none if no table of `only_for` is gathered."""
+        """Move all gathered rows back to their partitions.
+
+        If `only_for` is given but names no gathered table, no row moves.
+        """
         if not self.names or (only_for is not None and self.names.isdisjoint(only_for)):
             return
         self._move_all(self.names, [self._coordinator], self._partitions)
@@ -224,7 +229,7 @@ def find_rows(
 def _numbers(
     part: TableSet, column: Column, values: pa.Array[Any]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Convert values to the form that a partition stores; also return which values it may contain."""
+    """Convert values to the form that a partition stores; also return a mask of the values it may contain."""
     if column.kind.is_interned:
         numbers = part.texts.known_numbers(values)
         return numbers, numbers >= 0

@@ -140,9 +140,9 @@ class PartitionedTables:
             thread.shutdown()
 
     def _each(self, tasks: Mapping[int, Callable[[], T]]) -> dict[int, T]:
-        """Run tasks in the threads of their partitions; a single task runs in this thread.
+        """Run each task in the thread of its partition; a single task runs in the calling thread.
 
-        The call waits for all tasks even if it is interrupted, so no partition changes after it returns.
+        Even if this method is interrupted, it waits for all tasks. So no partition changes after it returns.
         """
         if len(tasks) == 1:
             return {number: task() for number, task in tasks.items()}
@@ -171,8 +171,8 @@ class PartitionedTables:
     ) -> pa.RecordBatch:
         """Run a transaction or a round for each event; see `TableSet.run`.
 
-        Single-partition transactions run first, each in the thread of its partition, then the forwarded
-        transactions. `forward` explains why the results are the same as in the order of the events.
+        Single-partition transactions run first, each in the thread of its partition. Then the forwarded
+        transactions run. `forward` explains why the results are the same as in the order of the events.
         """
         count = events.num_rows if bounds is None else len(bounds) - 1
         self.transactions += count
@@ -213,7 +213,7 @@ class PartitionedTables:
         return self._run_forwarded(program, events, range(self.partitions), None, bounds)
 
     def _run_split(self, program: Program, events: pa.RecordBatch, homes: Numbers) -> pa.RecordBatch:
-        """Run single-partition transactions, each in its partition, then the forwarded transactions."""
+        """Run single-partition transactions, each in its partition; then run the forwarded transactions."""
         order, back, begins = order_by_home(homes, self.partitions)
         ends = begins.tolist()
         tasks = enumerate(itertools.pairwise(ends[1:]))
@@ -251,7 +251,7 @@ class PartitionedTables:
     def begin(
         self, program: Program, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None = None
     ) -> Run:
-        """Raise an error, because strong recovery has only one partition."""
+        """Raise an error, because strong recovery works with one partition only."""
         raise InvalidUsageError(
             "transactions of strong recovery are repeated in one partition",
             workflow=program.name,
@@ -266,7 +266,7 @@ class PartitionedTables:
     ) -> bool:
         """Return whether transactions run over gathered tables; see `GatheredTables.choose`."""
         names = [spec.name for spec in program.tables if spec.name in self.placements]
-        asked = several and isinstance(program, Program) and not program.stages  # others have no predictions
+        asked = several and isinstance(program, Program) and not program.stages  # no predictions for others
         if asked and self.predicted is not None and not self.predicted.declines(program):
             self.gathered.scatter(only_for=names)
             return False
@@ -312,7 +312,7 @@ class PartitionedTables:
         return results
 
     def _keys_by_partition(self, event_keys: EventKeys) -> dict[str, list[pa.RecordBatch]] | None:
-        """Return the keys of the rows to move, by table and partition; None for all rows."""
+        """Return the keys of the rows to move, by table and partition; None if all rows must move."""
         if not event_keys.route.knows_rows:
             return None
         batches: dict[str, list[pa.RecordBatch]] = {}
@@ -328,7 +328,7 @@ class PartitionedTables:
     def _fetch(
         self, number: int, names: Sequence[str], keys: Mapping[str, Sequence[pa.RecordBatch]] | None
     ) -> dict[str, pa.RecordBatch]:
-        """Return the rows of `keys` in a partition, by table; without `keys`, return all rows."""
+        """Return, for each table, the rows of a partition with the given keys; all rows if `keys` is None."""
         part = self._partitions[number]
         if keys is None:
             return {name: part[name].table() for name in names}

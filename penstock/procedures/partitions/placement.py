@@ -34,9 +34,9 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
-    """Return a hash of each value of a key column, or of an attribute of its kind.
+    """Return a hash of each value of a key column, or of an attribute of the same kind.
 
-    A null may have any hash.
+    The hash of a null is arbitrary.
     """
     if column.kind.is_interned:
         kind = pa.large_string() if column.kind is Kind.TEXT else pa.large_binary()
@@ -105,8 +105,8 @@ class Placement:
     Raises
     ------
     InvalidUsageError
-        If the values do not ascend or do not fit the column, if there are not exactly as many values as
-        partitions minus one, or if there are ranges of several columns.
+        If there are ranges, and the table is partitioned by several columns, the number of values is not the
+        number of partitions minus one, or the values do not ascend or do not fit the column.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Placement:
     def partitions_of(self, columns: Sequence[Column], values: Sequence[pa.Array[Any]]) -> Numbers:
         """Return the partition of each row from its values in the partition columns.
 
-        Instead of these columns, `columns` may be attributes of the same kinds.
+        `columns` are the partition columns, or attributes of the same kinds.
         """
         if self.ranges is None:
             mixed = mix_hashes([hash_values(*one) for one in zip(columns, values, strict=True)])
@@ -202,7 +202,7 @@ def place_tables(
     Raises
     ------
     InvalidUsageError
-        If `ranges` names a table that is unknown or has no `partition_by`, or its values do not fit.
+        If `ranges` names a table that is unknown or has no `partition_by`, or has values that do not fit.
     """
     placements = {}
     for name in ranges:
@@ -228,7 +228,7 @@ def read_ranges(tables: Mapping[str, TableSpec], texts: Sequence[str]) -> dict[s
     Raises
     ------
     InvalidUsageError
-        If a text has another form, or a value does not fit the column.
+        If a text has a different form, or a value does not fit the column.
     """
     ranges = {}
     for text in texts:

@@ -175,7 +175,10 @@ def _obstacle(
 
 
 def _changes(program: Program, found: Found) -> str | None:
-    """Return why an index may find other rows during a call than before; None if it finds the same rows."""
+    """Return why a look-up before the call may miss rows that the index finds during the call.
+
+    The result is None if the look-up finds the same rows.
+    """
     lists = {column.name for column in program.event if column.is_list}
     if lists & set(found.attributes):
         return f"the index of {found.table} is read for each element of a list"

@@ -57,7 +57,7 @@ class Catalog:
         return self.tables | {spec.name: spec for spec in window_tables}
 
     def find_relation(self, name: str) -> RelationSpec:
-        """Return the table, stream or window of a name.
+        """Return the table, stream or window that has a name.
 
         Raises
         ------

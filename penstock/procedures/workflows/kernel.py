@@ -3,15 +3,15 @@
 For each atomic batch of events a round runs. In a round, each procedure runs in the order of the workflow,
 once for each event or each row of the stream that it takes. All runs of a procedure in a round are one
 transaction; nested procedures together are one transaction. A rejection undoes the transaction and the rows
-that it emitted, and the round continues with the next transaction. A lack of room undoes the round, which
-runs again with more room.
+that it emitted, and the round continues with the next transaction. If an array is too small, the round is
+undone, and runs again with a larger array.
 
-Round g has the events ``bounds[g]`` to before ``bounds[g + 1]``. The results of an interior procedure are the
-results for its last row.
+Round g has the events from ``bounds[g]`` up to, but not including, ``bounds[g + 1]``. The results of an
+interior procedure are the results for its last row.
 
-A call of the kernel runs the procedures ``steps[0]`` to before ``steps[1]``, usually all procedures. From
-``steps[2]`` on, ``steps`` holds the number of rows of each stream at the start of the call, then the number
-of rows of each stream at its end.
+A call of the kernel runs the procedures from ``steps[0]`` up to, but not including, ``steps[1]``; usually
+these are all procedures. From ``steps[2]`` on, ``steps`` holds the number of rows of each stream at the start
+of the call, followed by the number of rows of each stream at the end of the call.
 """
 
 from __future__ import annotations

@@ -90,7 +90,10 @@ def take_texts(
 
 @kernel
 def add_sizes(numbers: Any, sizes: Any, offsets: Any) -> int:
-    """Write the offsets of texts; return their size in bytes. From 2 GiB on, the offsets are wrong."""
+    """Write the offset of each number's text; return the total size of the texts in bytes.
+
+    If the total size is 2 GiB or more, the offsets are wrong.
+    """
     size = 0
     offsets[0] = 0
     for i in range(numbers.shape[0]):

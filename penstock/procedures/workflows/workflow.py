@@ -112,11 +112,11 @@ class Workflow:
         return list(self.catalog.find_dependencies([procedure.text]).streams)
 
     def _next(self, procedure: Procedure) -> list[Procedure]:
-        """Return the procedures of this workflow that take the rows of another procedure."""
+        """Return the procedures of this workflow that take rows that `procedure` emits."""
         return [self._takers[name] for name in self._emits(procedure)]
 
     def _order(self, groups: Sequence[Sequence[Procedure]]) -> tuple[tuple[Procedure, ...], tuple[int, ...]]:
-        """Return the procedures in the order in which they run, and the number of each one's transaction."""
+        """Return the procedures in the order in which they run, and the transaction number of each."""
         group_of = {procedure.name: number for number, group in enumerate(groups) for procedure in group}
         procedures = {procedure.name: procedure for group in groups for procedure in group}
         after: dict[str, list[str]] = {name: [] for name in procedures}

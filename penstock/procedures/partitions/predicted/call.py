@@ -61,7 +61,8 @@ class UndoLog:
     Attributes
     ----------
     logged : ndarray of int64
-        The number of entries; then 1 if entries are kept after their transaction has ended, else 0.
+        Two elements: the number of entries; and 1 if entries are kept after their transaction has ended,
+        otherwise 0.
     arrays : tuple of ndarray
         The arrays of the undo log in the order of `Program.arguments`.
     run : Run or None
@@ -164,9 +165,10 @@ class PredictedCall:
         return min(1 + self._events.num_rows // max(rows, 1), MOST_WAVES)
 
     def _plan(self, most: int | None) -> list[int]:
-        """Set where transactions run; return the end of each wave, or nothing if more than `most` are needed.
+        """Set where transactions run, and return the end of each wave.
 
-        If `most` is None, no transaction is late, and one wave is enough.
+        If the call needs more than `most` waves, the result is empty. If `most` is None, no transaction is
+        late, and one wave is enough.
         """
         ends = [0]
         while ends[-1] < len(self._homes):
@@ -236,9 +238,11 @@ class PredictedCall:
     def _run_forwarded(
         self, places: Numbers, waiting: Mapping[int, Numbers]
     ) -> tuple[pa.RecordBatch, dict[int, pa.RecordBatch]]:
-        """Run forwarded transactions on the coordinator and, once their rows are read, late transactions.
+        """Run the forwarded transactions of a wave on the coordinator, and its late transactions.
 
-        `places` are the forwarded transactions; `waiting` has the late transactions of each partition.
+        Late transactions run in their partitions, as soon as the coordinator has the rows of the forwarded
+        transactions. `places` are the forwarded transactions; `waiting` has the late transactions of each
+        partition.
         """
         tables, program = self._tables, self._program
         allowed = int(np.bitwise_or.reduce(self._masks[places]))

@@ -16,7 +16,7 @@ GUARD_HEAD = 3
 
 The fields are the allowed partitions as bits, the number of partitions, and the first event that may write
 replicated tables. A field for each table follows: the position of its ranges in the guard, or 0 if a hash
-gives the partition. For each table with ranges, the guard ends with their number and their least values.
+gives the partition. The guard ends with the ranges of each table: their number, then their least values.
 """
 
 
@@ -62,20 +62,21 @@ def plan(
 ) -> int:
     """Set the partition in which each transaction runs; return how many transactions fit into one wave.
 
-    In a wave, single-partition transactions run first, each in its partition. Then the forwarded transactions
-    run and, at the same time, the late transactions. A transaction is late if all forwarded transactions
-    before it only read its partition (H-Store §5.1, OP4). If a forwarded transaction needs a partition that a
-    late transaction may write, the wave ends before this forwarded transaction.
+    In a wave, single-partition transactions run first, each in its partition. Then the forwarded and the late
+    transactions run at the same time. A single-partition transaction is late if earlier forwarded
+    transactions read rows of its partition but write none there (H-Store §5.1, OP4). If a forwarded
+    transaction needs a partition that a late transaction may write, the wave ends before this forwarded
+    transaction.
 
     Parameters
     ----------
     masks, written : ndarray
-        For each transaction, a bit for each partition that it accesses, and for each partition that it
-        writes.
+        For each transaction, `masks` has a bit for each partition that it accesses, and `written` a bit for
+        each partition that it writes.
     every : uint64
         A bit for each partition of the database.
     may_be_late : bool
-        Whether transactions may be late; otherwise these transactions are forwarded.
+        Whether transactions may be late. If not, the transactions that would be late are forwarded.
     homes : ndarray
         Receives the partition of each transaction, or -1 if it is forwarded.
     late : ndarray

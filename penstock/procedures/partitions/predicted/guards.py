@@ -64,12 +64,18 @@ def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
 
 
 def can_omit_undo(program: Program) -> bool:
-    """Return whether the kernel can run without an undo log, which also frees the slots of deleted rows."""
+    """Return whether the kernel can run without an undo log.
+
+    It cannot if the program deletes rows, because the undo log also frees the slots of deleted rows.
+    """
     return program.undo_log and not any(change[0] == "delete" for change in program.changes)
 
 
 def can_undo_calls(program: Program) -> bool:
-    """Return whether an undo log can undo a whole call: only if no slot of a deleted row is used again."""
+    """Return whether an undo log can undo a whole call.
+
+    It cannot if the program deletes rows, because later transactions of the call may use their slots.
+    """
     writes = any(access.mode is not AccessMode.READ for access in program.accesses)
     return not writes or (program.undo_log and can_omit_undo(program))
 
@@ -202,7 +208,7 @@ class _Guards:
         return ast.parse("\n".join(lines)).body
 
     def _checks(self, node: ast.stmt) -> Iterator[str]:
-        """Yield the conditions under which a statement, without nested statements, is not as predicted."""
+        """Yield the conditions under which a statement is not as predicted; leave out nested statements."""
         parts: list[ast.AST] = [node]
         if isinstance(node, ast.If | ast.While):
             parts = [node.test]

@@ -50,7 +50,7 @@ class StoredPredictor(Protocol):
         Raises
         ------
         InvalidUsageError
-            If the models are for another database, or for other partitions.
+            If the models are for a different database, or for different partitions.
         """
 
 

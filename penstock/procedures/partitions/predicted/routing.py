@@ -1,4 +1,4 @@
-"""Predict by a routing attribute that a transaction accesses only the partition of the attribute's hash."""
+"""Predictions by routing attributes: a transaction accesses only the partition that the hash gives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["AttributePredictor", "check_routing", "routing_attributes", "routing
 MOST_WRONG, MOST_SKIPPED = 4, 64
 """After `MOST_WRONG` wrong calls in a row, the next call runs without predictions.
 
-Each further wrong call in a row doubles the number of these calls, up to `MOST_SKIPPED`.
+Each further wrong call in a row doubles the number of calls without predictions, up to `MOST_SKIPPED`.
 """
 
 
@@ -131,7 +131,7 @@ class AttributePredictor:
         column = next(one for one in program.event if one.name == attribute)
         values = events.column(attribute)
         homes = buckets_of(hash_values(column, values).view(np.uint64), self._partitions)
-        masks = np.uint64(1) << homes.astype(np.uint64)  # a null gives any partition
+        masks = np.uint64(1) << homes.astype(np.uint64)  # a null may give any partition
         return Prediction(masks, masks, np.ones(events.num_rows, np.bool_))
 
     def observe(self, touched: Numbers) -> None:
