@@ -2,8 +2,8 @@
 
 An entry is two adjacent words. The first word stands for the key. The second word is the slot of the row plus
 one, or 0 if the entry is free. So a look-up usually reads one cache line. The word of a key of one column is
-the value. The word of a longer key is a hash, so a look-up also compares the columns. When an entry is
-deleted, the entries after it move up, so there are no tombstones. At most half of the entries are used.
+the column's value. The word of a longer key is a hash, so a look-up also compares the columns. When an entry
+is deleted, the entries after it move up, so there are no tombstones. At most half of the entries are used.
 
 A transaction often accesses neighbouring keys, such as the lines of an order. So the entries of four keys
 that differ only in the two lowest bits of their last column start in the same cache line.

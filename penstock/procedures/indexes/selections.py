@@ -315,7 +315,7 @@ class Selections(Writes):
 def _found(
     spec: TableSpec, index: IndexSpec, values: Sequence[Value], origins: tuple[Origin | None, ...]
 ) -> tuple[Origin | None, ...]:
-    """Return the origins of the key columns of rows that an index finds, given all columns of the index."""
+    """Return the origins of the key columns of rows that an index finds by the values of all its columns."""
     found = [value.origin for value in values]
     attributes = [origin for origin in found if isinstance(origin, str) and origin != ROUTED]
     if len(attributes) < len(values):

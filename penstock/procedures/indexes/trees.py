@@ -185,7 +185,7 @@ def remove_all(
 
 @kernel
 def build_tree(nodes: Nodes, facts: Nodes, root: int, slots: Nodes) -> None:
-    """Build the tree of rows; `slots` has them in the order of the index."""
+    """Build the tree of the rows at `slots`, which are in the order of the index."""
     left = nodes.shape[1] - LINKS
     right = left + 1
     path = np.empty(slots.shape[0], np.int64)  # the path from the root to the last row
@@ -208,7 +208,7 @@ def build_tree(nodes: Nodes, facts: Nodes, root: int, slots: Nodes) -> None:
 
 @kernel
 def tree_end(nodes: Nodes, facts: Nodes, root: int, last: bool) -> Any:
-    """Return the slot of the first row, or with `last` of the last row; -1 if the tree is empty."""
+    """Return the slot of the first row, or, with `last`, of the last row; -1 if the tree is empty."""
     side = nodes.shape[1] - LINKS + last
     at = facts[root] - 1
     while at >= 0 and nodes[at, side] != 0:
@@ -228,7 +228,7 @@ def seek(
     offsets: Nodes,
     data: Bytes,
 ) -> Any:
-    """Return the slot of the first row after a bound, or with `last` of the last row before the bound.
+    """Return the slot of the first row after a bound; with `last`, return that of the last row before it.
 
     Return -1 if there is no such row.
 
@@ -254,9 +254,9 @@ def seek(
 def find_equal(
     nodes: Nodes, facts: Nodes, root: int, bounds: Nodes, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
 ) -> Nodes:
-    """Write the slots of the rows that equal each bound to `slots`; return the number of rows of each bound.
+    """Write to `slots` which rows equal each bound; return how many rows equal each bound.
 
-    If `slots` is too small, only the numbers are complete.
+    If `slots` is too small, only the returned numbers are complete.
     """
     counts = np.zeros(bounds.shape[0], np.int64)
     size = 0

@@ -199,7 +199,10 @@ class PlainTables:
     def run(
         self, text: ProcedureText, events: pa.RecordBatch, results: tuple[Column, ...]
     ) -> list[tuple[Any, ...]]:
-        """Run a transaction for each event; return its results, then the reason for its rejection or None."""
+        """Run a transaction for each event; return a tuple of its results and its rejection.
+
+        The last element of the tuple is the reason for the rejection; None if there was no rejection.
+        """
         function = self.function(text)
         parameters = [self.parameter(name) for name in text.tables]
         rows: list[tuple[Any, ...]] = []

@@ -79,7 +79,7 @@ def _align(a: Any, b: Any) -> tuple[Any, Any]:
         )
     scales = {digits_of(Decimal(number))[1] for number in (a, b)}
     a, b = (to_scale(number, max(scales)) for number in (a, b))
-    if len(scales) > 1:  # with equal scales the digits are unchanged, and a column may have more than 18
+    if len(scales) > 1:  # equal scales leave the digits unchanged, and a column may have more than 18 digits
         _check_range(digits_of(a)[0])
         _check_range(digits_of(b)[0])
     return a, b

@@ -1,4 +1,4 @@
-"""TP: a report changes a segment's speed and count of vehicles, and pays a toll for both (TStream §II)."""
+"""TP: a report changes a segment's speed and count of vehicles, which determine the toll (TStream §II)."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
 TOLL_PROCESSING = PackagedProgram(
     "TP", "report a speed, and pay a toll for a full segment", _tp, report, _opening, _workload
 )
-"""Reports about 100 segments, which have a Zipf distribution (exponent 0.2)."""
+"""Each report is about one of 100 segments, which have a Zipf distribution (exponent 0.2)."""

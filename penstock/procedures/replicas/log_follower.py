@@ -6,9 +6,9 @@ acknowledged. Invariants:
 
 1. A version is readable before any later call is in the log (`in_process.command_log`). A follower first
    reads the end of the log, then looks for versions. So it finds each version before it runs a later call.
-2. A version includes all changes up to its offset, so a follower may forget its own changes up to this
-   offset. The changes that it has kept are then the delta from this version to its own next version,
-   whichever process wrote this version.
+2. A version includes all changes up to its offset, whichever process wrote it. So a follower may forget its
+   own changes up to this offset. The changes that the follower keeps are then the delta from this version to
+   the follower's next version.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class LogFollower:
     Raises
     ------
     InvalidUsageError
-        If the location holds no database, or a database with other tables.
+        If the location holds no database, or a database with different tables.
     CorruptDataError, UnavailableError
         If the database's files are damaged, or the file system refuses.
     """

@@ -30,7 +30,9 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Replica:
-    """Tables that follow the log of another process, and can take its place. Threads may share it.
+    """A copy of the tables that another process has open: it follows the log, and can take over.
+
+    Threads may share a replica.
 
     A thread runs the calls of the log in this process, about a second after they were acknowledged. A replica
     writes nothing until `take_over`, so there may be any number of replicas. Replicas protect against the

@@ -37,7 +37,7 @@ def request_streams(location: str | os.PathLike[str]) -> tuple[PStream, PStream]
     Raises
     ------
     InvalidUsageError
-        If the location holds p-streams with other columns.
+        If the location holds p-streams with different columns.
     CorruptDataError, UnavailableError
         If the p-streams' files are damaged, or the file system refuses.
     """

@@ -120,7 +120,7 @@ class DatabaseClient:
     def call_once(
         self, request_id: str, procedure: str, /, *positional: Never, **attributes: Any
     ) -> dict[str, Any]:
-        """Run one transaction once, even if it is called again with this id; return what `call` returns.
+        """Run one transaction once, even if calls repeat the id; return what `call` returns.
 
         The client tries again while the server does not answer, even across a restart of the server. The
         database remembers its last 131,072 such requests.
@@ -137,7 +137,7 @@ class DatabaseClient:
         Raises
         ------
         InvalidUsageError
-            If the attributes cannot be sent, or the server has another request with this id.
+            If the attributes cannot be sent, or the server has a different request with this id.
         UnavailableError
             If there is no answer in time.
         """

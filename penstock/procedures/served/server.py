@@ -53,7 +53,7 @@ class _TokenMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  #
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raise OSError if the port is taken, because gRPC would also write two lines to standard error."""
+    """Raise OSError if the port is taken, before gRPC writes two lines about it to standard error."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as trial:
         # Connections of the previous server on this port may linger.
@@ -143,8 +143,8 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
     def stop(self, grace: str | timedelta = "5s") -> bool:
         """Stop listening, and wait until no call runs; return whether clients took their answers in time.
 
-        `grace` is the time that clients have to read their answers, because a client may neither read them
-        nor close its connection.
+        Clients have the time `grace` to read their answers. There is a limit, because a client may neither
+        read its answers nor close its connection.
         """
         ending = threading.Thread(target=self.shutdown, name="penstock-stop", daemon=True)
         ending.start()

@@ -122,4 +122,4 @@ SMALL_BANK = OltpBenchmark(
         "savings are not negative": "SELECT * FROM savings WHERE balance < 0",
     },
 )
-"""SmallBank: a quarter of the transactions send payments; 90 per cent are for few customers."""
+"""SmallBank: a quarter of the transactions send payments; 90 per cent of all are for a few customers."""

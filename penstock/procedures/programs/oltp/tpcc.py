@@ -2,11 +2,12 @@
 
 The program departs from the specification, because procedures make no texts and return one value to a caller:
 
-- The terminal gets no texts. A result has the total of a new order, the customer's balance of a payment or
-  order status, or the number of delivered orders or of items with low stock.
-- A payment of a customer with bad credit does not change ``data``. The specification prepends values to it
-that the row of ``history`` also has. ``history`` has the names of warehouse and district as two columns,
-  and a key: the customer and the number of the payment.
+- The terminal gets no texts. The result of a new order is its total. The result of a payment or an order
+  status is the customer's balance. The result of a delivery is the number of delivered orders, and that of a
+  stock level the number of items with low stock.
+- A payment of a customer with bad credit does not change ``data``. The specification prepends values to
+  ``data`` that the row of ``history`` also has. Here ``history`` has the names of warehouse and district as
+  two columns, and a key: the customer and the number of the payment.
 - The terminal draws the customer by last name; the procedure chooses the middle customer with this name, as
   specified.
 - A delivery is one transaction for all districts of a warehouse.

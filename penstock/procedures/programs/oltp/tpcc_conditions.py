@@ -61,7 +61,7 @@ CONDITIONS = {
         SELECT * FROM customers LEFT JOIN lines USING (w_id, d_id, c_id)
         WHERE balance + ytd_payment IS DISTINCT FROM coalesce(amount, 0)""",
 }
-"""The query of each condition; a key has the condition's number in the specification, and its content.
+"""The query of each condition. The key is the condition's number in the specification and what it demands.
 
 The specification requires the eleventh condition only for the first rows, in which 2,100 of a district's
 3,000 orders are delivered. Here the condition includes later deliveries.

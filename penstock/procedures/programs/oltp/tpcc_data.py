@@ -218,7 +218,7 @@ def requests(scale: TpccScale, count: int, seed: int) -> pa.RecordBatch:
 
 
 def _other(draws: Draws, w_id: Integers, scale: TpccScale) -> Integers:
-    """Draw another warehouse for each warehouse, if there are several."""
+    """Draw a different warehouse for each warehouse, if there are several."""
     step = draws.integers(len(w_id), 1, max(scale.warehouses - 1, 1))
     return (w_id - 1 + step) % scale.warehouses + 1
 
