@@ -50,10 +50,11 @@ _MODULES: Final = (
 
 
 def prefer_installed_pyspark() -> None:
-    """Import PySpark from its installation instead of Spark's zip file, if both are the same.
+    """Import PySpark from its installation instead of Spark's zip file, if both have the same version.
 
     Spark puts the zip file first on the path, and Python recompiles modules from a zip file in each process.
-    Spark also adds a jar, which contains no Python and is slow to search.
+    Spark also adds a jar to the path. This function removes the jar, which contains no Python and is slow to
+    search.
     """
     sys.path[:] = [path for path in sys.path if not path.endswith(".jar")]
     for archive in [path for path in sys.path if Path(path).name == "pyspark.zip" and Path(path).exists()]:
@@ -126,7 +127,8 @@ def _task(work: Callable[..., int]) -> Callable[..., int]:
     """Wrap Spark's function for a task, so that it ends quietly if Spark has closed the connection.
 
     Spark closes the connection if a query stops during a task; then nobody would receive an error report.
-    After each task, when Spark has its rows, free memory beyond the kept amount goes back to the system.
+    After each task, once Spark has the task's rows, the process returns its free memory to the system, except
+    `KEPT_BYTES`.
     """
 
     def worker(*connection: Any) -> int:

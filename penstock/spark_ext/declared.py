@@ -1,8 +1,8 @@
 """Columns that a caller declares, so that Spark Connect analyses nothing while an operator is created.
 
 Flows of declarative pipelines need this: in a flow, a client cannot ask the server for columns, because the
-server refuses or the table does not exist yet. `DataFrame.to` tells the client the columns. It is called
-again after each step after which the client would not know them.
+server refuses or the table does not exist yet. `DataFrame.to` tells the client the columns. Operators call it
+again after each step whose columns the client cannot know.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 TIME = "__penstock_time"
-"""The name of the time in the rows of windows."""
+"""The name of the time column in the rows that windows read."""
 
 Schema = StructType | str
 """Columns, or their DDL."""
@@ -67,7 +67,8 @@ def declare_columns(df: DataFrame, schema: Schema | None) -> tuple[DataFrame, bo
     Raises
     ------
     InvalidUsageError
-        If the schema is not a list of columns, or two sources of the input read a p-stream under one name.
+        If the schema is not a list of columns, or two sources of the input read a p-stream under the same
+        reader name.
     """
     if schema is None:
         return df, False
@@ -120,7 +121,7 @@ def with_column(columns: StructType, name: str, kind: DataType) -> StructType:
 
 
 def whole_name(place: int) -> str:
-    """Return the unique name, in the rows of windows, of the input column at a position."""
+    """Return a unique name for the input column at this position, for use in the rows that windows read."""
     return f"{RESERVED_PREFIX}whole_{place}"
 
 
@@ -148,7 +149,7 @@ def window_columns(
     flags : iterable of str
         The names of columns whose values are 0 and 1.
     whole : bool
-        Whether all columns of the input follow.
+        Whether to append all columns of the input, under the names of `whole_name`.
 
     Raises
     ------

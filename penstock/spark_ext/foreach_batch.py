@@ -3,7 +3,7 @@
 In a classic session the function runs in the query's thread, whose jobs carry the ids of query and
 micro-batch. A Spark Connect server runs the function in a separate process, whose jobs carry no ids, so an
 operator would not find its state. But every job carries Spark's settings. So while the function runs, a
-setting holds the ids; its name contains the operator's name in Spark's plans.
+setting holds the ids. The name of the setting contains the operator's name in Spark's plans.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Keep freed memory in the process for the next task.
 
-A task needs as much memory as the previous task. By default malloc and Arrow return large freed blocks to the
-system. Then the next task waits while the system maps and zeroes them again, page by page. This takes up to
-half a second for each gigabyte, and two seconds in a virtual machine that returns its free memory to the
-host.
+A task needs about as much memory as the previous task. By default malloc and Arrow return large freed blocks
+to the system. Then the next task waits while the system maps and zeroes them again, page by page. This takes
+up to half a second for each gigabyte, and two seconds in a virtual machine that returns its free memory to
+the host.
 """
 
 from __future__ import annotations

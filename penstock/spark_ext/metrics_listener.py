@@ -27,7 +27,8 @@ Receiver = Callable[[list[OperatorBatch]], object]
 class BatchListener(StreamingQueryListener):
     """Calls a function with the metrics of each micro-batch that has metrics.
 
-    Spark calls listeners in a separate thread, some time after each micro-batch has ended, in order.
+    Spark calls listeners in a separate thread, some time after each micro-batch has ended, in the order of
+    the micro-batches.
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ class BatchListener(StreamingQueryListener):
         """Do nothing for a query without data."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Notify waiters for the run's last batch."""
+        """End the calls of `wait` for this run."""
         with self._one_ended:
             self._ended.add(str(event.runId))
             self._one_ended.notify_all()
@@ -72,8 +73,8 @@ class BatchListener(StreamingQueryListener):
     def wait(self, run: str, timeout_s: float) -> bool:
         """Wait until Spark has reported all batches of a run that ended; return False at a time-out.
 
-        The method does not wait for a run of another session. Spark notifies listeners some time after a
-        batch has ended, and possibly after the query has ended.
+        The method returns True at once for a run whose start this listener has not seen. Spark notifies
+        listeners some time after a batch has ended, and possibly after the query has ended.
         """
         if run not in self._started:
             return True

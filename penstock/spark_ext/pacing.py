@@ -1,9 +1,9 @@
 """Set the trigger intervals of running queries as their freshness contracts choose them.
 
 Each bucket's task adds the interval that its controller chose to an accumulator. Spark passes the sum of a
-task to the driver's process when the task has ended, so the interval of a micro-batch is known before the
-micro-batch ends. There the least interval of all buckets becomes the trigger interval of the query. A query
-whose trigger the user has set is left alone.
+task to the driver's process when the task has ended, so the driver knows the intervals of a micro-batch
+before the micro-batch ends. The least interval of all buckets becomes the trigger interval of the query. A
+query whose trigger the user has set is left alone.
 
 All queries of a Spark context share one accumulator, because PySpark never forgets an accumulator.
 
@@ -46,8 +46,8 @@ class Pace(AccumulatorParam[Intervals]):
     Parameters
     ----------
     on_driver : bool
-        Whether this object is in the driver, where it keeps and sets only the intervals of queries that it
-        follows. Workers have copies, which only merge.
+        Whether this object is in the driver. The driver's object keeps and sets the intervals of the queries
+        that it follows. The copies in workers only merge intervals.
     """
 
     def __init__(self, *, on_driver: bool = False) -> None:
@@ -59,7 +59,7 @@ class Pace(AccumulatorParam[Intervals]):
         return Pace, ()
 
     def follow(self, query: Any) -> None:
-        """From now on, set the interval of a query that has started."""
+        """Set the interval of a started query from now on."""
         self._set_ms.pop(str(query.id), None)
         self._queries[str(query.id)] = query
 
@@ -127,7 +127,7 @@ def pace_of(spark: SparkSession) -> Accumulator[Intervals] | None:
 
 
 def follow(query: Any, spark: SparkSession) -> None:
-    """From now on, let the contracts of a query that has started set its trigger interval."""
+    """Let the freshness contracts of a started query set its trigger interval from now on."""
     accumulator = pace_of(spark)
     if accumulator is not None and isinstance(pace := accumulator.accum_param, Pace):
         pace.drop_ended()

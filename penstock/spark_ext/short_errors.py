@@ -1,4 +1,4 @@
-"""Show a wrong option of ``market`` or ``pstream`` in one line, in any session.
+"""Show a wrong option of ``market`` or ``pstream`` in one line, in any classic session.
 
 Spark runs Python data sources in other processes, and copies the traceback of their errors into the text of
 its own error. So `shorten_errors` wraps PySpark's methods that load and save, once in each process. The error
@@ -28,9 +28,9 @@ _IS_SHORT: Final = "_penstock_is_short"
 
 
 def shorten_errors(spark: SparkSession) -> None:
-    """From now on, leave tracebacks out of Penstock's errors when sessions of this kind load and save.
+    """Leave tracebacks out of Penstock's errors in loads and saves of all classic sessions, from now on.
 
-    Spark Connect loads lazily, so its sessions are left as they are.
+    Sessions of Spark Connect load lazily, so this function does nothing for them.
     """
     if is_connect(spark):
         return

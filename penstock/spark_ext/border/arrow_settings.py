@@ -13,7 +13,7 @@ _IN_DECLARATIVE_PIPELINE = "SESSION_MUTATION_IN_DECLARATIVE_PIPELINE"
 
 
 def skip_size_of_each_row(spark: SparkSession) -> None:
-    """Stop Spark from recomputing the size of an Arrow batch at each row that it adds.
+    """Stop Spark from recomputing the size of an Arrow batch whenever it adds a row to the batch.
 
     Checking the byte limit of an Arrow batch costs more than the rest of the transfer to Python: an extra
     0.25 µs a row and 0.1 µs a value, or 1.8 s instead of 0.5 s for 5 M rows of three columns. So this

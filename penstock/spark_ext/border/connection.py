@@ -8,7 +8,7 @@ a value for all tasks        a broadcast                         a part of each 
 workers for operators alone  by an environment variable          none: they share the server's workers
 tasks of a stopped query     waited for                          not known here
 lookups of constant tables   by readers, if small                by Spark's join
-a query's trigger            its JVM object                      as its writer was told, in this process
+a query's trigger            its JVM object                      as set at its writer, in this process
 a trigger's interval         may change while the query runs      fixed at the start
 ===========================  ==================================  =========================================
 
@@ -103,7 +103,7 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def check_functions(spark: SparkSession) -> None:
-    """Refuse a session of another kind (classic or Connect) than PySpark's functions in this process.
+    """Refuse a session of the kind (classic or Connect) for which PySpark's functions were not loaded.
 
     Raises
     ------
@@ -220,7 +220,7 @@ def _is_constant_leaf(leaf: Any) -> bool:
 
 
 def p_stream_options(df: DataFrame) -> dict[str, str] | None:
-    """Return the options of reading a p-stream; None unless `df` only selects columns of a p-stream."""
+    """Return the options with which `df` reads a p-stream; None if `df` does more than select its columns."""
     if is_connect(df.sparkSession):
         return _p_stream_options_of_client(df)
     plan = df._jdf.queryExecution().analyzed()
@@ -238,7 +238,7 @@ def p_stream_options(df: DataFrame) -> dict[str, str] | None:
 
 
 def check_own_readers(*inputs: DataFrame) -> None:
-    """Refuse a query in which two sources read a p-stream under one name and release each other's rows.
+    """Refuse a query in which two sources read a p-stream under the same name and release each other's rows.
 
     Raises
     ------
@@ -340,8 +340,8 @@ def share(spark: SparkSession, value: _T, what: str) -> Any:
 def own_workers_of(spark: SparkSession, *, enabled: bool = True, kind: str = "stateful") -> Iterator[None]:
     """Run the functions created within the context in separate workers of a `kind`, if `enabled`.
 
-    Functions with other environment variables get other workers in Spark, and another daemon that forks these
-    workers.
+    If functions have different environment variables, Spark runs them in different workers, which different
+    daemons fork.
     """
     if is_connect(spark) or not enabled:
         yield
@@ -355,7 +355,7 @@ def own_workers_of(spark: SparkSession, *, enabled: bool = True, kind: str = "st
 
 
 def has_running_tasks(spark: SparkSession, group: str) -> bool:
-    """Return whether tasks of a group of Spark's jobs run; False if the answer is unknown."""
+    """Return whether tasks of a Spark job group are running; False if the answer is unknown."""
     if is_connect(spark):
         return False
     tracker = spark.sparkContext.statusTracker()
@@ -430,7 +430,7 @@ def set_trigger_interval(query: Any, interval_ms: int) -> bool:
     Raises
     ------
     Py4JError
-        If the query's trigger has no interval, or this Spark keeps it elsewhere.
+        If the query's trigger has no interval, or this version of Spark keeps the interval elsewhere.
     """
     executor = query._jsq.streamingQuery().triggerExecutor()
     if executor is None:

@@ -32,7 +32,7 @@ _SIDE = b"penstock.side"
 """The key in a parcel's schema metadata for the rows' side."""
 
 _NEWEST = b"penstock.newest"
-"""The key in a parcel's schema metadata for the newest time of all rows of a task, whatever their buckets."""
+"""The key in a parcel's schema metadata for the newest time of a task's rows, over all buckets."""
 
 DROPPED = "dropped"
 """The name of the side whose rows a task dropped before the shuffle. The rows have their final form."""
@@ -42,13 +42,13 @@ _ARROW_PARCELS = as_arrow_of_spark(PARCELS)
 
 @dataclass(frozen=True, slots=True)
 class PackingLimits:
-    """The limits of chunks and parcels, and the sizes of the measurement that decides about conflation.
+    """The limits of chunks and parcels, and the size of the sample that decides whether to conflate.
 
     Parameters
     ----------
     chunk_rows, chunk_bytes : int
-        The rows or bytes of a chunk. The first chunk is used to measure whether conflation pays off; without
-        conflation, all chunks have this size.
+        The size of a chunk. The first chunk shows whether conflation pays off. Without conflation, all chunks
+        have this size.
     held_bytes : int
         The limit of the conflated rows in memory.
     remembered_rows, remembered_partitions : int
@@ -121,12 +121,12 @@ def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatc
 
 
 def mark_side(batch: pa.RecordBatch, side: str) -> pa.RecordBatch:
-    """Mark rows with their side of an operator with several inputs; see `side_of`."""
+    """Mark rows with the side that they belong to, for an operator with several inputs; see `side_of`."""
     return batch.replace_schema_metadata({_SIDE: side})
 
 
 def side_of(batch: pa.RecordBatch) -> str:
-    """Return the side of a join that a parcel's rows belong to; empty for operators with one input."""
+    """Return the side that a parcel's rows belong to; empty for operators with one input."""
     side: bytes = (batch.schema.metadata or {}).get(_SIDE, b"")
     return side.decode()
 

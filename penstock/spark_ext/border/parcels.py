@@ -100,7 +100,7 @@ def _pack(batch: pa.RecordBatch) -> bytes | None:
             batch, codecs=choose_packed_cascades(batch.schema, floats="plain", others="plain")
         )
     except InvalidUsageError:
-        # There are two columns of one name, or text that is not UTF-8. Both can occur in Spark.
+        # Two columns have the same name, or a text is not UTF-8. Spark allows both.
         return None
     facts = {name.decode(_ANY): text.decode(_ANY) for name, text in (batch.schema.metadata or {}).items()}
     parcel = encode(PUnit(_KIND, facts), {_KIND: block}).obj

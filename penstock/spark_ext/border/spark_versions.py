@@ -83,9 +83,9 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
     class SupportsTriggerAvailableNow(DataSourceStreamReader):
         """Calls a subclass's ``latestOffset(start, limit)`` when Spark calls ``latestOffset()``.
 
-        Before Spark has passed any offset, `start` is None; after a restart, Spark passes the last offset
-        only later. On such versions, limits of a micro-batch are refused. The local engine always calls
-        ``latestOffset(start, limit)``.
+        Before Spark has passed any offset, `start` is None. This also holds after a restart, because Spark
+        passes the last offset only later. On such versions, limits of a micro-batch are refused. The local
+        engine always calls ``latestOffset(start, limit)``.
         """
 
         _last_offset: dict[str, Any] | None = None
@@ -182,7 +182,7 @@ def as_arrow_schema(schema: StructType, *, large: bool = False, unique: bool = F
     large : bool
         Whether texts and binary values have offsets of 64 bits.
     unique : bool
-        Whether a struct with two fields of one name is refused, with ``UnsupportedOperationException``.
+        Whether a struct with two fields of the same name is refused, with ``UnsupportedOperationException``.
     """
     zone: dict[str, Any] = {"timezone": "UTC"} if _HAS_TIME_ZONE else {}
     return types.to_arrow_schema(

@@ -57,7 +57,8 @@ class TransactionPacker:
     wakes : bool
         Whether the first micro-batch runs in all buckets, including buckets without rows.
     forwarding : Forwarding, optional
-        Determines the buckets of a row that may need several; the row goes to each of them.
+        Determines the buckets that a row needs, if rows may need several; the row goes to each of these
+        buckets.
     """
 
     schema: pa.Schema

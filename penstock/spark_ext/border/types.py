@@ -174,7 +174,7 @@ def check_same(columns: StructType, stored: StructType, location: str) -> None:
     Raises
     ------
     InvalidUsageError
-        If a column is missing, unknown, of another type, or given twice.
+        If a column is missing, unknown, of a different type, or given twice.
     """
     names = columns.names
     if len(set(names)) < len(names):
@@ -198,7 +198,7 @@ def check_same(columns: StructType, stored: StructType, location: str) -> None:
 
 
 def same_types(schemas: Sequence[pa.Schema] | None, expected: Sequence[StructType]) -> bool:
-    """Return whether columns have exactly Spark's types."""
+    """Return whether each schema has the types of the expected columns; False if there are no schemas."""
     if schemas is None:
         return False
     try:
@@ -222,7 +222,7 @@ def _is_same(left: DataType, right: DataType) -> bool:
 
 
 def convert(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return columns of a batch, by name, in the types of `schema`, exactly.
+    """Return the columns of a batch, found by name, converted without loss to the types of `schema`.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def _array(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return an array in another type.
+    """Cast an array to a type.
 
     pyarrow cannot cast a null struct with a non-nullable field, which Spark writes. So structs, and types
     that contain them, are rebuilt from their parts; `_has_wrong_null` checks the result.
@@ -280,7 +280,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _replace_values(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Array:
-    """Return a list, or map, of the same lengths and nulls with other values."""
+    """Return a list or map array with new values, and the lengths and nulls of `array`."""
     buffers = array.buffers()[:2]
     return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[values])
 

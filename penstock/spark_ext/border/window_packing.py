@@ -73,7 +73,7 @@ class EntryPacker:
     Parameters
     ----------
     pane_steps : int
-        The length of a pane in steps of the time.
+        The length of a pane in units of the time column.
     entry : pyarrow.Schema
         The schema of an entry; see `WindowLayout.entry`.
     buckets : int
@@ -157,7 +157,7 @@ class EntryPacker:
     def _parcels(
         self, entries: pa.RecordBatch, facts: dict[bytes, bytes], *, everywhere: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Split entries into parcels by bucket; with `everywhere`, buckets without entries get one, too."""
+        """Split entries into parcels by bucket; with `everywhere`, idle buckets get empty parcels."""
         order, bounds = self._sort_by_bucket(entries)
         # The indices are a permutation; bounds checks would take a third of the time.
         sorted_entries = pc.take(entries, pa.array(order), boundscheck=False).replace_schema_metadata(facts)
@@ -193,7 +193,7 @@ class EntryPacker:
 def look_up(
     fragments: Fragments, lookup: Lookup, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Look up fragments in a table; merge fragments that then have the same pane and group, if possible.
+    """Look up fragments in a table; if possible, merge those whose pane and group are then equal.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def look_up(
     batches : iterable of RecordBatch
         The fragments before the lookup.
     """
-    # A fragment does not hold the time of a first or last value.
+    # Fragments with a first or last value cannot be merged, because they do not hold the time of the value.
     has_times = any(partial.kind in ("first", "last") for partial in fragments.partials)
     keeps_fragments = has_times or set(lookup.on) <= set(fragments.group_by)
     for batch in batches:
@@ -213,7 +213,7 @@ def look_up(
 
 
 def row_fragmenter(rows: pa.Schema, fragments: Fragments) -> Fragmenter:
-    """Return the fragmenter of rows; expressions of its partials are column names, or ``*``.
+    """Return the fragmenter of rows. The expressions of its partials are column names, or ``*``.
 
     Raises
     ------
@@ -260,11 +260,11 @@ class WholeRows:
     schema : pyarrow.Schema
         The columns of the whole rows. In the input of a packer, they follow the packer's own columns.
     steps : int
-        The length of a pane in steps of the time.
+        The length of a pane in units of the time column.
     buckets : int
         The number of buckets.
     group_by : tuple of str
-        The columns of the group, which are among the packer's own columns.
+        The group's columns. The packer's own columns include them.
     """
 
     schema: pa.Schema

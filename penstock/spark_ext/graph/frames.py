@@ -303,7 +303,7 @@ class Frames:
         )
 
     def _locate(self, options: OptionsT) -> OptionsT:
-        """Return the options, with the graph's state location unless they have another."""
+        """Return the options; if they name no state location, use the graph's."""
         return replace(options, state_location=options.state_location or self._state)
 
     def _place(self, node: Node) -> Stateful:

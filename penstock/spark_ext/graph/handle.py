@@ -98,8 +98,8 @@ class RunningGraph:
     promised_s : dict of str to float
         The staleness in seconds that freshness contracts of the results' query promise, by class.
     waiting_since_ms : int or None
-        Since when rows wait for the first micro-batch of the results' query; None if that is unknown, or
-        there is no promise.
+        The time since which rows have waited for the first micro-batch of the results' query. None if the
+        time is unknown, or there is no promise.
     """
 
     def __init__(
@@ -366,7 +366,7 @@ class RunningGraph:
         return GraphProgress(queries, facts.streams, facts.markers, self.recovery)
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the graph has ended or a time-out; return whether it has ended.
+        """Wait until the graph has ended, or until the time-out; return whether the graph has ended.
 
         Raises
         ------

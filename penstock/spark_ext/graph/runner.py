@@ -101,8 +101,8 @@ def start(
     available_now : bool
         Whether to end when the current input is processed. If true, the queries run one after the other.
     drain : bool
-        With `available_now`, whether queries with a budget continue until no key waits, rather than end with
-        their input. The next start serves keys that still wait.
+        With `available_now`, whether queries with a budget continue until no key waits. If false, they end
+        with their input, and the next start serves the keys that still wait.
     max_rows : int, optional
         The maximum number of rows of a p-stream in a micro-batch.
 
@@ -194,7 +194,8 @@ def start(
         ]
         by_spark = partial(read_pointers, spark)
         recovery = GraphRecovery(graph.name, directory, queries, held_by_spark=by_spark)
-    # A query may start only when earlier queries have ended, so check all before the first query reads.
+    # Some queries start only when earlier queries have ended, so check all queries before the first query
+    # reads.
     for stage in stages:
         check_writer(stage.writer)
     directory.put("graph", graph_document(plan, readings, writers))

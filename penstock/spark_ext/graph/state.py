@@ -153,8 +153,8 @@ def _select_pointers(stored: Held, files: Files, buckets: int) -> dict[int, Poin
         return pointers_by_bucket
     labels = {label: bucket for bucket, label in enumerate(bucket_labels(buckets))}
     if len(stored) == 1:
-        # A query has one Penstock operator, so these pointers belong to it, although all their files are
-        # gone.
+        # A query has one Penstock operator. So these pointers belong to the operator, even if all their files
+        # are gone.
         (pointers,) = stored.values()
         return {labels[label]: pointer for label, pointer in pointers.items() if label in labels}
     return {}

@@ -15,7 +15,7 @@ __all__ = ["apply_step", "apply_steps", "select_item", "split_steps", "step_text
 
 
 def split_steps(node: Node) -> tuple[Node, list[Where | Select]]:
-    """Return the node before selections and projections, and these steps in order."""
+    """Return the node that a node's selections and projections follow, and these steps in order."""
     steps: list[Where | Select] = []
     while isinstance(node, Where | Select | Sink):
         if not isinstance(node, Sink):
@@ -25,7 +25,7 @@ def split_steps(node: Node) -> tuple[Node, list[Where | Select]]:
 
 
 def apply_steps(steps: Sequence[Where | Select], rows: DataFrame) -> tuple[DataFrame, list[StructType]]:
-    """Apply steps to rows; return the result, the columns at first, and the columns after each projection."""
+    """Apply steps to rows; return the result, and the columns before the steps and after each projection."""
     schemas = [rows.schema]
     for step in steps:
         rows = apply_step(step, rows)

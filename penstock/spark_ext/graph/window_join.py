@@ -262,7 +262,7 @@ def _make(sides: Sequence[Side], place: Stateful) -> DataFrame:
 
 
 def _open(rows: DataFrame, side: int) -> DataFrame:
-    """Return rows with the columns of a side next to the other columns."""
+    """Return rows with all their columns, followed by the fields of a side's struct as columns."""
     return rows.select("*", f"{STRUCTS[side]}.*")
 
 

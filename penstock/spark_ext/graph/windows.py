@@ -123,7 +123,7 @@ def pack_rows(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
 
 
 def fragment_packer(node: Assemble, buckets: int) -> FragmentPacker:
-    """Return the packer of fragments for which a lookup follows their reader."""
+    """Return the packer of fragments that are looked up in a table after they have left their reader."""
     fragments, schema = _fragments(node)
     return FragmentPacker(schema, EntryPacker.build(fragments, schema, buckets))
 
@@ -152,7 +152,7 @@ def _pushed_scan(node: Assemble) -> PushedScan:
 
 
 def _widen(schema: pa.Schema, partials: Sequence[Partial]) -> pa.Schema:
-    """Return the columns, with wide types for sums, which may have two words."""
+    """Return the columns, with a wide type for sums of 64-bit integers, which may need two words."""
     sums = {partial.name for partial in partials if partial.kind == "sum"}
     fields = [
         field.with_type(WIDE) if field.name in sums and field.type == pa.int64() else field

@@ -79,8 +79,8 @@ def apply(
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong. Errors of the operator fail the query; a restart with another class, key or
-        other columns is refused.
+        If an argument is wrong. An error of the operator fails the query. A restart with a different class,
+        key or columns is refused.
 
     Examples
     --------

@@ -1,11 +1,12 @@
 """The task of a Python worker for one bucket in one micro-batch: state in, operator, state out.
 
 The pointer protocol. Spark's ``GroupState`` of a bucket holds only a pointer to the newest file of Penstock's
-own state. A task 1. takes the state at the pointer, 2. schedules the deletion of files that are unnecessary
-because Spark has committed this pointer, as soon as that commit is durable, 3. runs the operator, 4. commits
-a new immutable version under a unique id, and 5. returns the new pointer to Spark, which commits it with the
-batch. The attempt that Spark commits wins; files of other attempts are orphans that no pointer reaches. If an
-operator follows the clock, all attempts use the times recorded by the first attempt that finished step 3.
+own state. A task 1. takes the state at the pointer, 2. schedules the deletion of the files that this pointer
+makes unnecessary (they are deleted once Spark's commit of the pointer is durable), 3. runs the operator, 4.
+commits a new immutable version under a unique id, and 5. returns the new pointer to Spark, which commits it
+with the batch. The attempt that Spark commits wins; files of other attempts are orphans that no pointer
+reaches. If an operator follows the clock, all attempts use the times recorded by the first attempt that
+finished step 3.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _RELEASES = Releases()
 
 _CHECKED: set[tuple[str, str]] = set()
 _SERVED: dict[str, str] = {}
-"""For each bucket, by its location: the run of the query for which this process last served the bucket."""
+"""The run of the query for which this process last served each bucket, by the bucket's location."""
 
 
 @functools.cache
@@ -122,9 +123,9 @@ class TaskShare:
     query_id : str
         The query.
     other_attempts : callable
-        Returns the facts that other attempts at this micro-batch have stored with their state. If this
-        process has already served the bucket in this run of the query, it returns nothing, because no other
-        run can have made a later attempt.
+        Returns the facts that other attempts at this micro-batch have stored with their state. Returns
+        nothing if this process has already served the bucket in this run of the query, because no other run
+        can have made a later attempt.
     """
 
     bucket: int
@@ -162,11 +163,11 @@ class Operator(Protocol[S]):
 
 @runtime_checkable
 class GrowingOperator(Protocol):
-    """An operator to whose inputs a restart may add columns. Stored tuples have null in new columns."""
+    """An operator that accepts new input columns at a restart, which are null in stored tuples."""
 
     @property
     def may_add(self) -> Mapping[str, Collection[str]]:
-        """For each setting that lists columns: the columns, as "name type", that a restart may add."""
+        """The columns that a restart may add, as "name type", for each setting that lists columns."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ class BucketTask(Generic[S]):
         Raises
         ------
         InvalidUsageError
-            If the checkpoint was made with other settings, or the operator's user code misbehaves.
+            If the checkpoint was made with different settings, or the operator's user code misbehaves.
         CorruptDataError
             If the state is damaged or missing.
         UnavailableError
@@ -379,7 +380,8 @@ class BucketTask(Generic[S]):
 class ServedBucket(Generic[S]):
     """A served bucket of a micro-batch, whose new version is not stored yet.
 
-    Call `publish`, on any thread, and then `finish`, which completes the metrics; or `close` after an error.
+    Call `publish` on any thread, and then `finish`, which completes the metrics. After an error, call `close`
+    instead.
     """
 
     name: str

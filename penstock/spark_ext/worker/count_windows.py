@@ -96,7 +96,7 @@ class CountWindowPlan(WindowPlan):
 
     @property
     def delay_panes(self) -> int:
-        """The delay of the watermark behind the newest row, in steps of the time."""
+        """The delay of the watermark behind the newest row, in units of the time column."""
         return to_steps(self.delay_ms, self.fragments.time_unit)
 
     @property
@@ -117,7 +117,7 @@ _STEPS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def to_steps(duration_ms: int, unit: TimeUnit) -> int:
-    """Return a duration in steps of a time, rounded up."""
+    """Return a duration in units of a time column, rounded up."""
     return -(-duration_ms * _STEPS[unit] // 1000)
 
 

@@ -32,7 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 _NEEDED: Final = ("penstock", "numpy", "pandas", "pyarrow", "numba", "xxhash", "zstandard", "pydantic")
 
 _prepared: WeakSet[Any] = WeakSet()
-"""The applications, or sessions of Spark Connect, whose workers can run Penstock."""
+"""The applications (with Spark Connect: the sessions) whose workers can run Penstock."""
 
 
 def prepare_workers(spark: SparkSession) -> None:
@@ -41,14 +41,14 @@ def prepare_workers(spark: SparkSession) -> None:
     If ``PYSPARK_PYTHON`` is not set, Spark's workers run the ``python3`` in PATH, whatever Python the driver
     runs. In local mode, this function makes them run the driver's Python, unless ``PYSPARK_PYTHON`` names a
     Python with Penstock's dependencies. On a cluster, paths and packages may differ, so a small job checks
-    one worker, once. If workers lack only Penstock itself, they are sent this package, for this application
-    or session of Spark Connect.
+    one worker, once. If workers lack only Penstock itself, this function sends them the package, for this
+    application (with Spark Connect: this session).
 
     Raises
     ------
     InvalidUsageError
-        If workers on a cluster, or of a Spark Connect server, cannot run Penstock, or have another version of
-        it; or if PySpark's functions belong to the other kind of session.
+        If workers on a cluster, or of a Spark Connect server, cannot run Penstock or have a different version
+        of it. Or if PySpark's functions belong to the other kind of session (classic or Connect).
     """
     check_functions(spark)
     context: Any = spark if is_connect(spark) else spark.sparkContext
@@ -117,7 +117,7 @@ def _prepare_server(spark: SparkSession) -> None:
 
 
 def _probe() -> Callable[[Any], list[str]]:
-    """Return a function that returns the missing modules and the version of Penstock, in a worker."""
+    """Return a function that runs in a worker and returns the missing modules and the version of Penstock."""
     needed = _NEEDED
 
     # Workers without Penstock cannot load its functions. Spark sends a nested function by value.

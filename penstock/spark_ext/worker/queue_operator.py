@@ -54,7 +54,7 @@ class QueueOperator:
     weights : KeyWeights, optional
         See `UpdateQueue`.
     lives : Lives
-        The times for which keys stay in the state without updates.
+        How long keys without updates stay in the state.
     silent : pyarrow.Schema, optional
         The output's columns, if the output has rows of keys that went silent.
     late : LateStream, optional
@@ -79,13 +79,14 @@ class QueueOperator:
             "arrival": self.stream.arrival,
             "policy": str(self.options.policy),
             "schema": list(self.columns),
-            # 1 stands for weights by key, because no column's name is a number. These weights may change.
+            # 1 stands for weights by key, which may change. It cannot be mistaken for a column, because no
+            # column's name is a number.
             "weight": self.stream.weight if self.weights is None else 1,
             "semantics": None if semantics == Semantics.UPDATE else str(semantics),
             # A budget needs timeouts, with which Spark's own state has a different schema.
             "budget": "some" if self.options.limits != Budget() else "none",
             "on_silent": self.options.on_silent,
-            # With a time to live, records of keys remember that the key is deleted.
+            # With a time to live, a key's record remembers that the key is deleted.
             "remembers_deletes": True if self.stream.deleted else None,
             # Records of keys hold the numbers of their classes.
             "classes": None if self.stream.classes is None else list(self.stream.classes.names),
@@ -186,10 +187,10 @@ class QueueOperator:
     def _arrivals(
         self, parcels: Iterable[Parcel]
     ) -> tuple[Arrivals | None, int, int | None, list[pa.RecordBatch]]:
-        """Return the arrivals, conflated if memory requires it, the dropped rows, and the newest time.
+        """Return the arrivals, the number of dropped rows, the newest time, and dropped rows.
 
-        The dropped rows were dropped before the shuffle, and have their final form. Parcels may come in any
-        order, because rows carry their positions.
+        The arrivals are conflated if they need much memory. The dropped rows were dropped before the shuffle,
+        and have their final form. Parcels may come in any order, because rows carry their positions.
         """
         dropped = size_bytes = 0
         newest: int | None = None
@@ -235,9 +236,9 @@ def follows_clock(policy: Policy, budget: Budget) -> bool:
 def share(budget: Budget, task_share: TaskShare) -> Budget:
     """Return a bucket's share of a budget.
 
-    Shares of rows add up to the budget. If the rows cannot be divided evenly, each batch gives one more row
-    to other buckets. A time budget is divided among the buckets of a partition, because they are served one
-    after the other.
+    Shares of rows add up to the budget. If the rows cannot be divided evenly, some buckets get one more row,
+    and these buckets change with each batch. A time budget is divided among the buckets of a partition,
+    because they are served one after the other.
     """
     rows, duration = budget.rows, budget.duration_us
     if rows is not None:

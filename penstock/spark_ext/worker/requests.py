@@ -5,8 +5,8 @@ buckets. In a bucket, requests run before the events of the micro-batch. So Spar
 order of requests and events, and a micro-batch that runs again gives the same answers.
 
 The task of a bucket publishes the answers itself, so the query may have any sink. The order of a micro-batch
-is durable before its answers are visible. The answers are one commit of the bucket's writer, with the
-micro-batch's number. If another attempt runs, it finds this commit.
+is durable before its answers are visible. A bucket's writer publishes the answers in one commit, with the
+micro-batch's number. A later attempt finds this commit.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Answers(Protocol):
     """Takes the answers of buckets."""
 
     def publish(self, answers: pa.RecordBatch, query: str, batch: int, bucket: int) -> None:
-        """Take the answers of a bucket to the requests of a micro-batch."""
+        """Take a bucket's answers to the requests of a micro-batch."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Spark has no hook for this check: it plans an operator again at each start, and calls the operator in a worker
 only if there are rows. So `check_starts` wraps ``DataStreamWriter.start`` and ``toTable``, once in each
-process. A query without a Penstock operator is refused only if a power cut damaged its checkpoint. Spark
-would fail later, without naming the repair.
+process. A query without a Penstock operator is refused only if a power cut damaged its checkpoint. Without
+this check, Spark would fail later and would not name the repair.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "", *, wa
 
 
 def check_starts(spark: SparkSession) -> None:
-    """From now on, check every query that sessions of this kind start in this process."""
+    """Check all later starts of queries in sessions of this kind (classic or Connect) in this process."""
     writers = writer_class(spark)
     if writers in _checked:
         return
@@ -179,7 +179,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
     The returned function raises the errors of `start`, and
 
     - `CorruptDataError` if a power cut damaged the checkpoint;
-    - `InvalidUsageError` for an unsupported output mode, or a checkpoint that was made with another key,
+    - `InvalidUsageError` for an unsupported output mode, or a checkpoint that was made with a different key,
       policy, number of buckets or other fixed setting;
     - `UnavailableError` if the file system of the state refuses.
     """
@@ -208,7 +208,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         spark = session_of_writer(writer)
         if is_connect(spark):
             tell_batches(writer, operators, checkpoint, settings.get(_QUERY_NAME))
-            # If the checkpoint is on the server's disk, its id is known only from the started query.
+            # If the checkpoint is on the server's disk, only the started query shows the checkpoint's id.
             has_id = _id_in(checkpoint) is not None
         else:
             has_id = checkpoint is None or local_path(checkpoint) is not None
@@ -289,7 +289,7 @@ def check_writer(writer: DataStreamWriter) -> None:
     Raises
     ------
     InvalidUsageError
-        If the checkpoint was made with other fixed settings.
+        If the checkpoint was made with different fixed settings.
     CorruptDataError
         If an operator's description is damaged.
     UnavailableError
@@ -326,7 +326,7 @@ def _log_notes(
 
 
 def _notes_of(task: BucketTask[Any], own: str | None, *, has_commits: bool) -> Iterator[str]:
-    """Check one operator of the query with the id `own`; return notes, or None if the operator is new."""
+    """Check one operator against the query with the id `own`; yield notes if the query has no state of it."""
     if own is not None and _check_known(task, own):
         return
     yield from missing_state_notes(task.name, task.state_location, own, has_commits=has_commits)

@@ -65,7 +65,7 @@ STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
 
 _RESULT_SCHEMA = StructType().add("payload", BinaryType()).add("metrics", StringType())
 _TARGETED_SCHEMA = StructType([*_RESULT_SCHEMA, *StructType().add("target", IntegerType())])
-"""The output of buckets that have a coordinator; `target` is a bucket's label, or the coordinator."""
+"""The output of buckets that have a coordinator; `target` is a bucket's label, or `COORDINATOR`."""
 _POINTER_SCHEMA = "version long, file_id string"
 
 _CHECKS_OPERATORS = "spark.sql.streaming.unsupportedOperationCheck"
@@ -163,8 +163,8 @@ class Stateful:
         origin : mapping, optional
             See `BucketTask`.
         coordinator : Coordinator, optional
-            Runs the transactions that buckets export, in one task after the buckets. Then a micro-batch makes
-            two versions, the bucket's and the coordinator's, so twice as many are kept.
+            Runs the transactions that buckets export, in one task after the buckets. Both can make a
+            version of a bucket in one micro-batch, so twice as many versions are kept.
         """
         skip_size_of_each_row(parcels.sparkSession)
         versions = self.retain_versions * (1 if coordinator is None else 2)
@@ -191,11 +191,11 @@ class Stateful:
         if self.declared:
             results = results.to(schema)
         if coordinator is not None:
-            # The shuffle needs rows; a projection that computes a column makes them of Arrow batches.
+            # The shuffle needs rows. A projection that computes a column turns Arrow batches into rows.
             targeted = results.selectExpr("payload", "metrics", f"coalesce(target, {COORDINATOR}) AS target")
             # Descriptors are few, so one task is fastest. Rows may be too many for one task.
             targeted = targeted.repartition(1) if into else targeted.repartition(self.parallel, "target")
-            # Separate workers, which only coordinate, keep the copies of tables.
+            # Copies of tables stay in separate workers, which run nothing but the coordinator.
             copies = coordinator.forwarding.copies_buckets
             with own_workers_of(parcels.sparkSession, enabled=copies, kind="coordinator"):
                 results = targeted.mapInArrow(replace(coordinator, into=into), _RESULT_SCHEMA)
@@ -228,7 +228,7 @@ class _BucketFunction:
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
         name = _query_name(context)
-        # Spark gives the jobs of a query's run one group.
+        # Spark puts all jobs of a query's run into one job group.
         run_id = context.getLocalProperty("spark.jobGroup.id") if context else None
         if not query_id or batch_id is None:
             query_id, batch_id, name = batch_of_setting(context, self.plan_name)
@@ -287,9 +287,9 @@ class _BucketFunction:
 def take_exports(
     query: str, batch: int, bucket: int, pointer: Pointer, batches: list[pa.RecordBatch]
 ) -> tuple[Pointer, list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """Return the bucket's pointer, the exports to the coordinator, and an operator's other results.
+    """Return the bucket's pointer, the exports to the coordinator, and the operator's other results.
 
-    If there are exports, this is the pointer to the version that the coordinator publishes in the same
+    If there are exports, the pointer is to the version that the coordinator publishes in the same
     micro-batch.
     """
     # The packer's kernels are loaded only by processes that forward transactions.
@@ -318,7 +318,7 @@ def result_frames(
 
     The metrics, if any, are in the first row, so that a small result is one row. Spark passes a task's output
     on only when it has more than `batch_rows` rows, whatever their size. So it would hold all windows of a
-    large micro-batch at once, in four copies. Pad with empty rows so that Spark flushes every `held_bytes`.
+    large micro-batch at once, in four copies. Empty rows make Spark flush every `held_bytes`.
     """
     import pandas as pd  # only workers of Spark load it
 
@@ -393,7 +393,7 @@ def with_safe_names(df: DataFrame, *, declared: bool = False) -> DataFrame:
 
 
 def with_silent(output: StructType, known: Iterable[str]) -> StructType:
-    """Return the columns of the output with rows of silent keys, which have values only in `known` columns.
+    """Add a mark for rows of silent keys, in which only `known` columns have values.
 
     Raises
     ------

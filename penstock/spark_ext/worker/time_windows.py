@@ -95,7 +95,7 @@ class TimeWindowPlan(WindowPlan):
 
     @property
     def steps(self) -> int:
-        """The length of a pane in steps of the time."""
+        """The length of a pane in units of the time column."""
         return self.fragments.pane_steps
 
     @property
@@ -168,12 +168,12 @@ class SessionWindowPlan(WindowPlan):
 
     @property
     def delay_panes(self) -> int:
-        """The delay of the watermark behind the newest row, in steps of the time."""
+        """The delay of the watermark behind the newest row, in units of the time column."""
         return to_steps(self.delay_ms, self.fragments.time_unit)
 
     @property
     def window(self) -> list[Any]:
-        """The mark of sessions, gap, delay, gap in steps and pane length, as stored with the settings."""
+        """Stored settings: mark of sessions, gap, delay, gap in units of the time column, pane length."""
         return [SESSION, self.gap_ms, self.delay_ms, self.layout.gap, self.fragments.pane_ms]
 
     @property
@@ -270,7 +270,7 @@ class DeletingWindowPlan(TimeWindowPlan):
 
     @property
     def delay_panes(self) -> int:
-        """The delay of the watermark behind the newest row, in steps of the time."""
+        """The delay of the watermark behind the newest row, in units of the time column."""
         return to_steps(self.delay_ms, self.fragments.time_unit)
 
     def settings(self, columns: Iterable[str]) -> dict[str, Any]:

@@ -171,7 +171,10 @@ class TransactionOperator:
         return batches, metrics
 
     def _check_program(self, share: TaskShare) -> None:
-        """Check that no other program has run this micro-batch, because readers may have seen its results."""
+        """Check that no other program has run this micro-batch.
+
+        Readers may already have seen the results of that program.
+        """
         for facts in share.other_attempts():
             if facts.get("program", self.program.digest) != self.program.digest:
                 raise InvalidUsageError(

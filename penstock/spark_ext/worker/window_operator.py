@@ -130,12 +130,14 @@ class WindowOperator:
         options = self.options
         if not options.by_key:
             return {"mode": str(options.mode)} | self.settings
-        # A column of weights is also an aggregate; the weight comes first, so that an error names it.
+        # A column of weights is also an aggregate. It is checked first as a weight, so that an error names
+        # the weight.
         return {
             "mode": str(options.mode),
             "policy": str(options.order),
             "budget": "some" if options.limits != Budget() else "none",
-            # 1 stands for weights by key, because no column's name is a number. These weights may change.
+            # 1 stands for weights by key, which may change. It cannot be mistaken for a column, because no
+            # column's name is a number.
             "weight": 1 if isinstance(self.weights, KeyWeights) else self.weights,
             "on_silent": options.on_silent,
         } | self.settings
@@ -258,7 +260,7 @@ def _mark(rows: pa.RecordBatch, *, silent: bool) -> pa.RecordBatch:
 
 
 def _older_than(oldest: int | None) -> _IsLate:
-    """Return a function that marks rows before a pane or time."""
+    """Return a function that marks the rows before `oldest`, a pane or a time."""
     return lambda rows: pc.less(rows.column(PLACE), NEVER if oldest is None else oldest).fill_null(True)
 
 

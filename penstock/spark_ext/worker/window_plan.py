@@ -85,7 +85,7 @@ class WindowPlan(ABC):
     weights : str or KeyWeights, optional
         See `WindowOperator`.
     extreme : Extreme, optional
-        A filter, if only the windows with an extreme value are needed.
+        The filter that keeps only the windows with an extreme value.
     wraps : bool
         As in `Assembly`.
     dropped : StructType, optional
@@ -356,7 +356,9 @@ def cast_to_field(column: Column, field: StructField) -> Column:
 
 
 def aggregate_text(df: DataFrame | None, name: str, aggregate: str | Column) -> str:
-    """Return an aggregate as SQL. A Spark column becomes its text, if Spark parses the text to this column.
+    """Return an aggregate as SQL text.
+
+    A Spark column becomes text only if Spark parses the text to the same column.
 
     Parameters
     ----------
@@ -402,7 +404,7 @@ def partials_of_values(partials: Sequence[Partial]) -> tuple[Partial, ...]:
 
 
 def value_names(partials: Iterable[Partial]) -> dict[str, str]:
-    """Map each input of partials to the name of the column that `value_columns` makes for it."""
+    """Map each input of partials to the name of the column that `value_columns` makes for this input."""
     texts = dict.fromkeys(one.expression for one in partials if one.expression != "*")
     return {text: f"{RESERVED_PREFIX}value_{number}" for number, text in enumerate(texts)}
 
