@@ -81,9 +81,9 @@ def reject_bad_records(
 ) -> DataFrame:
     """Write the bad records of a source to a p-stream, each exactly once.
 
-    The task of a partition commits them before Spark commits the micro-batch. Python receives only the
-    `facts` of bad records. This function sets ``spark.sql.files.minPartitionNum``, unless the session has set
-    it.
+    The task of a partition commits its bad records before Spark commits the micro-batch. Python receives only
+    the `facts` of bad records. This function sets ``spark.sql.files.minPartitionNum``, unless the session has
+    set it.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
 _NO_SOURCE = re.compile(
     r"\[DATA_SOURCE_NOT_FOUND\] Failed to find the data source: (.+?)\.(?: Make sure|$)", re.MULTILINE
 )
-"""The condition of a JVM error for an unknown format; the error names the format."""
+"""Matches a JVM error about an unknown format, and the name of the format in it."""
 _NO_DIRECTORY = re.compile(
     r"java\.io\.IOException: (?:mkdir of|Mkdirs failed to create) (?:file:)?(.+?)(?: failed)?$", re.MULTILINE
 )
@@ -53,7 +53,7 @@ _LATE_WORKER_HINT = (
 _QUERY = "pyspark.sql.streaming.query"
 """The module that parses the JSON texts of the JVM about a query."""
 _RAISED = "[USER_RAISED_EXCEPTION]"
-"""The condition of an error that SQL raises, such as for a bad record with ``on_error: fail``."""
+"""Spark's name for an error that SQL raises, such as for a bad record with ``on_error: fail``."""
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
@@ -188,7 +188,7 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     fact : str
         The action that failed.
     hint : str, optional
-        The remedy. If None and the cause is a late worker, the hint for late workers is used.
+        The remedy. By default the hint for the cause, if there is one.
     **context
         The context, such as ``query=``.
     """

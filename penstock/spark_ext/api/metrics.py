@@ -117,7 +117,7 @@ def bad_records(progress: StreamingQueryProgress) -> int:
 
 
 def had_input(progress: StreamingQueryProgress) -> bool:
-    """Return whether any source had new rows for a batch; other batches only serve waiting keys."""
+    """Return whether any source had new rows for a batch; without new rows, it only serves waiting keys."""
     return any(source.startOffset != source.endOffset for source in progress.sources)
 
 
@@ -143,8 +143,8 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
 class ProgressReader:
     """Reads each progress report of a query once.
 
-    With many buckets it is slow to request all recent reports. So the reader requests them only if there is
-    more than one new batch, and otherwise the last report.
+    With many buckets it is slow to request all recent reports. So the reader requests all recent reports only
+    if more than one batch is new. Otherwise it requests only the last report.
     """
 
     def __init__(self, query: StreamingQuery) -> None:

@@ -135,7 +135,8 @@ def listen(spark: SparkSession, name: str, receive: Receiver, query: str | None 
     Parameters
     ----------
     name : str
-        The name of the destination in messages. A second destination of the same name is not added.
+        The name of the destination in messages. If the session already has a destination with this name,
+        nothing is added.
     query : str, optional
         The name of the query or graph to listen to; by default all queries.
     """

@@ -23,8 +23,8 @@ def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:
     """Stop a query, between two batches if possible, and wait for its tasks.
 
     Right after a batch no task runs, because Spark takes a moment to plan the next batch. If the query is
-    stopped during a batch, Spark cancels its tasks. They end a moment later, remove their unfinished files,
-    and log errors.
+    stopped during a batch, Spark cancels the batch's tasks. The tasks end a moment later, remove their
+    unfinished files, and log errors.
 
     Parameters
     ----------

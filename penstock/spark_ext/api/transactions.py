@@ -93,25 +93,26 @@ def transactions(
         The number of buckets among which the rows of tables are divided. By default this is the number of
         shuffle partitions if each transaction accesses only one bucket, otherwise one. A transaction accesses
         one bucket if all its keys have the same event attribute in the partitioning columns of their tables.
-        With more than one bucket, a transaction over several buckets is forwarded to a coordinator. To
-        forward it, Penstock must know its buckets from the event: each partitioning column must be an
+        With more than one bucket, a transaction over several buckets is forwarded to a coordinator. For this,
+        the event must determine the transaction's buckets: the value of each partitioning column must be an
         attribute of the event, an element of one of its lists, or a value of the procedure's route. Tables
         without a partitioning column are replicated, and a transaction that writes a replicated table needs
         all buckets. The number of buckets is fixed for the life of a checkpoint.
     initial : mapping, optional
         The initial rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
         table. Initial rows are loaded once, with the first micro-batch of a checkpoint; restarts ignore them.
-        All initial rows pass through the driver. Each bucket has all rows of replicated tables.
+        All initial rows pass through the driver.
     requests : str or path, optional
         The location of clients' requests, which run in the same query: ``database.connect(requests)`` makes a
         client that calls procedures. The requests of a micro-batch run before its events, in the order in
         which they were sent; each runs once and gets one answer. The location is fixed for the life of a
         checkpoint.
     batch : str or int, optional
-        Groups the rows of a workflow into atomic batches; each batch is one round. A batch is consecutive
-        rows with an equal value in this column, or this many consecutive rows. A batch runs when it is
-        complete. A batch of equal values is complete when a row with another value arrives. Atomic batches
-        need `buckets` = 1, and this argument is fixed for the life of a checkpoint.
+        Groups the rows of a workflow into atomic batches; each batch is one round. With a column, a batch is
+        consecutive rows with the same value in this column. With a number, a batch is this many consecutive
+        rows. A batch runs when it is complete. A batch of equal values is complete when a row with a
+        different value arrives. Atomic batches need `buckets` = 1, and this argument is fixed for the life of
+        a checkpoint.
     compatible_with : str, optional
         The digest of the checkpoint's first program. Pass it if the procedure has changed since the
         checkpoint was made and its new text works with the old tables. Without this argument, a changed
@@ -132,8 +133,8 @@ def transactions(
     ------
     InvalidUsageError
         If an argument is wrong; if the procedure does not compile for these columns; or if its transactions
-        access several buckets and the event does not determine which. A restart with another program, other
-        tables or another number of buckets fails the query.
+        access several buckets and the event does not determine which. A restart with a different program,
+        different tables or a different number of buckets fails the query.
 
     Examples
     --------
@@ -344,7 +345,8 @@ def choose_buckets(
 ) -> tuple[TransactionOptions, str | None]:
     """Return the options, and the event attribute that determines the bucket.
 
-    If several buckets would need a route, the returned options have one bucket.
+    If the number of buckets is not given and no attribute determines the bucket, the returned options have
+    one bucket.
     """
     route = routing_attribute(program) if options.batch is None else None
     return replace(

@@ -80,7 +80,7 @@ def update_join(
     condition is true. After each micro-batch the newest match of each key is delivered, if it is newer than
     the last match delivered for the key. Older matches are never delivered (UpStream §3.2). A match's time is
     the greater of its tuples' times. If two matches have the same time, the match with the newer left tuple
-    is newer; if the left tuples are equally new, the match with the newer right tuple.
+    is newer. If the left tuples are equally new, too, the match with the newer right tuple is newer.
 
     Parameters
     ----------
@@ -120,9 +120,9 @@ def update_join(
         As for `penstock.update_queue`.
     late_to : str or path, optional
         The location of a p-stream to which each dropped row is written exactly once. The columns are the
-        columns of both sides (null in the columns of the other side), ``reason`` (``"late"``,
-        ``"duplicate"``, or why the row is refused), ``watermark``, the first time that would not have been
-        late, and ``side`` (``"left"`` or ``"right"``). See ``docs/how-to/late-rows.md``.
+        columns of both sides (null in the columns of the side from which the row did not come), ``reason``
+        (``"late"``, ``"duplicate"``, or why the row is refused), ``watermark`` (the first time that would not
+        have been late), and ``side`` (``"left"`` or ``"right"``). See ``docs/how-to/late-rows.md``.
     schema : StructType or str, or mapping, optional
         The columns of both sides, or their DDL; or ``{"left": ..., "right": ...}``. See
         `penstock.update_queue`.
@@ -136,8 +136,8 @@ def update_join(
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong, the sides do not fit together, both have another column of the same name, or
-        Penstock cannot evaluate the condition.
+        If an argument is wrong, the sides do not fit together, they share a column besides the key and the
+        time, or Penstock cannot evaluate the condition.
 
     Examples
     --------

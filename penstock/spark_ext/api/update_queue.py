@@ -99,13 +99,13 @@ def update_queue(
     policy : {"in_place", "fifo", "linecutting", "freshest"}
         The order in which waiting keys are served (UpStream §5.2, §5.3; ``"freshest"`` is an index policy).
     budget : int, str or None
-        The limit of a trigger: a number of rows; or, with `apply`, a duration such as ``"800ms"`` in each of
-        Spark's parallel tasks; or None to serve all waiting keys.
+        How much to serve in a trigger: a number of rows; or, with `apply`, a duration such as ``"800ms"`` in
+        each of Spark's parallel tasks; or None to serve all waiting keys.
     freshness : mapping, optional
-        A contract instead of a budget: how stale results may be, such as ``{"p95": "2 s"}``, or by class of
-        key ``{"p95": {"gold": "500 ms", "other": "5 s"}, "by": "tier"}``, with the most important class
-        first. A controller then sets the budget, and the metrics show whether the promise holds. See
-        ``docs/concepts/freshness.md``.
+        A contract instead of a budget: how stale results may be, such as ``{"p95": "2 s"}``. The limits may
+        differ by class of key: ``{"p95": {"gold": "500 ms", "other": "5 s"}, "by": "tier"}``, with the most
+        important class first. A controller then sets the budget, and the metrics show whether the promise
+        holds. See ``docs/concepts/freshness.md``.
     apply : callable, optional
         An expensive step, run inside the operator: a function from a ``pyarrow.Table`` of newest tuples to a
         table of results. It may drop rows or return several rows for one row, but must keep the key's
@@ -138,9 +138,9 @@ def update_queue(
         arrival. ``"adaptive"`` appends while the queue keeps up, and updates under overload. See "Semantics"
         in ``docs/concepts/update-queue.md``.
     working_copy : {"memory", "rocksdb"}
-        Where workers hold the keys that do not wait: ``"memory"``, or ``"rocksdb"`` on local disk for keys
-        that do not fit in memory. Waiting keys are always in memory. Both have the same durable state, so a
-        restart may change this argument.
+        Where workers hold the keys that do not wait: in memory, or on local disk (``"rocksdb"``) if the keys
+        do not fit in memory. Waiting keys are always in memory. The durable state is the same, so a restart
+        may change this argument.
     staleness_column : bool
         Whether to add ``queue_staleness_ms``, the wait of the key until it was served. `apply` sees it.
     delete_when : str, optional
@@ -184,7 +184,7 @@ def update_queue(
     ------
     InvalidUsageError
         If an argument is wrong. Problems at run time (null keys, wrong results of `apply`, a restart with
-        other settings, damaged state) fail the query with an error of `penstock.errors`.
+        different settings, damaged state) fail the query with an error of `penstock.errors`.
 
     Examples
     --------

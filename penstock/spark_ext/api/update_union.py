@@ -50,8 +50,8 @@ def update_union(
     prefer : int or str, optional
         The input that wins a tie, by position (from 0) or name. Two tuples of equal key and time are a tie if
         they arrive in one micro-batch, or if one of them still waits. A delivered tuple is not retracted. By
-        default the first tuple to arrive is kept; within a micro-batch, the tuple of the input that comes
-        first in `dfs`.
+        default the first tuple to arrive wins; within a micro-batch, the tuple of the input that comes first
+        in `dfs` wins.
     schema : StructType or str, optional
         The columns of each input, or their DDL; see `penstock.update_queue`.
     name : str
@@ -70,7 +70,7 @@ def update_union(
     Raises
     ------
     InvalidUsageError
-        If the inputs differ in their columns or the preferred input does not exist; and as for
+        If the inputs differ in their columns, or the preferred input does not exist. Also as for
         `penstock.update_queue`.
 
     Examples

@@ -99,11 +99,12 @@ def update_window(
     mode : {"append", "lazy", "eager"}
         The windows to emit (UpStream §6.2). ``"append"``: every window, once, when the watermark passes its
         end. ``"lazy"``: the newest complete window of each key; older windows are dropped. ``"eager"``: a key
-        commits to its newest window, and drops its other windows until that window is complete.
+        commits to its newest window, and drops all its other windows until this window is complete.
     budget : int or str, optional
-        For lazy and eager mode, the limit of a trigger: a number of windows, served in the order of `policy`;
-        or the time that each of Spark's parallel tasks may take, such as ``"800ms"``. Windows that still wait
-        are served in later triggers, even without new input, unless a newer window replaces them.
+        For lazy and eager mode: how much to serve in a trigger. Either a number of windows, served in the
+        order of `policy`, or the time for which each of Spark's parallel tasks serves windows, such as
+        ``"800ms"``. Windows that still wait are served in later triggers, even without new input, unless a
+        newer window replaces them.
     policy : {"in_place", "fifo", "linecutting", "freshest"}, optional
         The order in which waiting keys are served; ``"in_place"`` by default.
     freshness : mapping, optional
@@ -161,10 +162,10 @@ def update_window(
     -----
     The watermark is the time of the newest tuple so far, including this micro-batch, less the delay, rounded
     down to the start of a pane (the greatest common divisor of size and slide). So Penstock emits a window in
-    the micro-batch that closes the window, while Spark emits its own windows one micro-batch later. Spark may
-    still aggregate a tuple that is later than the delay allows. In append mode, Penstock aggregates such a
-    tuple in its windows that are still open. If no window is open, and always in lazy and eager mode, the
-    tuple is dropped and counted as late.
+    the micro-batch that closes the window, while Spark emits its own windows one micro-batch later. Spark
+    sometimes still aggregates a tuple that is later than the delay allows. In append mode, Penstock
+    aggregates such a tuple in those of its windows that are still open. If no window is open, and always in
+    lazy and eager mode, the tuple is dropped and counted as late.
 
     Windows of rows are complete when the watermark has passed their last row. A tuple is late if it is older
     than the watermark before its micro-batch. If there is no delay, the watermark passes all tuples as they
@@ -177,7 +178,7 @@ def update_window(
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong. Problems at run time (rows without a time, a restart with other settings,
+        If an argument is wrong. Problems at run time (rows without a time, a restart with different settings,
         damaged state) fail the query with an error of `penstock.errors`.
 
     Examples
@@ -275,9 +276,9 @@ def _rows(
     whole: bool,
     declared: bool,
 ) -> tuple[DataFrame, StructType, tuple[Partial, ...]]:
-    """Return rows with columns for time, groups, values of partials and `more`; also return the partials.
+    """Return rows with columns for time, groups, values and `more`, their schema, and the partials.
 
-    With `whole`, all columns of the input follow.
+    With `whole`, the rows also have all columns of the input, at the end.
     """
     for name in keys:
         check_column("key", name, df.columns)
@@ -298,7 +299,7 @@ def _rows(
 
 
 def _inputs(df: DataFrame) -> list[Column]:
-    """Return the columns of the input, renamed so that no other column has the same name."""
+    """Return the columns of the input under unique names; see `whole_name`."""
     return [sf.col(quote(name)).alias(whole_name(place)) for place, name in enumerate(df.columns)]
 
 

@@ -72,9 +72,9 @@ def upsert(
         after a queue with ``delete_when=``, the table leaves out this column.
     forget_deletes_after : str or int, optional
         The age at which deletions are forgotten, such as ``"30 days"``; if `time` is numeric, a number in its
-        unit. The age is measured against the times of later batches; only Redis uses its own clock. Once a
-        deletion is forgotten, an older update may bring the key back. By default, deletions are remembered
-        for ever.
+        unit. The age is measured against the times in later batches, except that Redis uses its own clock.
+        Once a deletion is forgotten, an older update may bring the key back. By default, deletions are
+        remembered for ever.
     create : bool
         Whether to create the table if it is missing.
     patience : str

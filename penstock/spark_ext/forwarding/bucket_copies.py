@@ -83,7 +83,8 @@ _KEPT: dict[str, tuple[tuple[TableSpec, ...], BucketCopies]] = {}
 def take_copies(location: str, tables: tuple[TableSpec, ...]) -> BucketCopies:
     """Return the copies of an operator's state that this process has kept, or empty copies.
 
-    After this call the process no longer keeps the copies. Kept copies with other indexes are not used.
+    After this call the process no longer keeps the copies. Kept copies whose tables had different indexes are
+    not used.
     """
     kept_tables, copies = _KEPT.pop(location, ((), None))
     return copies if copies is not None and kept_tables == tables else BucketCopies(tables)

@@ -1,9 +1,9 @@
 """The coordinator: runs the forwarded transactions of a micro-batch, after the buckets and a shuffle.
 
 Steps: 1. run the transactions, over the exported rows or over copies of the buckets' tables; meanwhile, sync
-Spark's plan of the micro-batch, so that its number always stands for the same events; 2. after the sync,
-publish the continuation (the second new version) of each bucket that takes part; 3. emit the results. If
-another attempt repeats a step, the result is the same.
+Spark's plan of the micro-batch, so that the micro-batch's number always stands for the same events; 2. after
+the sync, publish the continuation (the second new version) of each bucket that takes part; 3. emit the
+results. If another attempt repeats a step, the result is the same.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Coordinator:
     tables : tuple of TableSpec
         The tables of the database.
     columns : int
-        The number of columns of an event; the columns that order events do not count.
+        The number of an event's columns, without the columns that order events.
     rows : ResultRows
         Makes rows of results.
     into : OperatorRows, optional
@@ -95,7 +95,7 @@ class Coordinator:
     def run(self, exports: Exports) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Run the forwarded transactions of a micro-batch; return results, or their descriptors."""
         with ThreadPoolExecutor(1, "penstock-sync") as background:
-            # Spark does not pass the location of its checkpoint to workers.
+            # Workers do not know the checkpoint's location, so sync all file systems.
             synced = background.submit(make_durable, None)
             return self._run(exports, synced)
 

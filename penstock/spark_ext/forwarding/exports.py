@@ -31,7 +31,7 @@ __all__ = [
 
 BUCKET = f"{RESERVED_PREFIX}bucket"
 NUMBER = f"{RESERVED_PREFIX}number"
-"""The columns of a forwarded event with the bucket that counts it, and its number in that bucket."""
+"""`BUCKET`: the bucket that counts a forwarded event; `NUMBER`: the event's number in this bucket."""
 
 _EVENTS, _ROWS, _NOTE = "forwarded events", "rows of ", "bucket"
 

@@ -34,7 +34,7 @@ from penstock.spark_ext.border.types import as_arrow_of_spark, convert, spark_sc
 __all__ = ["VALUE", "decode_values", "envelope_columns", "known_columns", "make_decoder", "table_columns"]
 
 VALUE: Final = "kafka_value"
-"""The struct of a value's columns and `BAD_RECORD`, which holds the reason."""
+"""The column with a decoded value: a struct of its columns and of `BAD_RECORD`, the reason if it is bad."""
 _WIDER: Final[dict[type[DataType], tuple[type[DataType], ...]]] = {
     ByteType: (ShortType, IntegerType, LongType),
     ShortType: (IntegerType, LongType),
@@ -75,7 +75,7 @@ def known_columns(
 
 
 def table_columns(decoder: Decoder, declared: StructType | None) -> StructType:
-    """Make a decoder read only the declared columns, by default all columns; return the columns to read.
+    """Make a decoder read only the declared columns, by default all columns; return these columns.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def decode_values(
     columns : StructType
         The columns of the value.
     keep : sequence of str
-        Other columns to keep; ``value`` keeps the undecoded value.
+        The columns of `records` to keep. If they include ``value``, the undecoded value is kept, too.
     """
     given = records.select("value", *(one for one in keep if one != "value"))
     value = StructType([*columns, StructField(BAD_RECORD, StringType())])

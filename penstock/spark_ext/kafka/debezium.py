@@ -49,7 +49,7 @@ def decode_debezium(text: Column, table: StructType) -> Column:
 
 
 def read_change(event: Column, columns: StructType, table: StructType) -> Column:
-    """Return a decoded envelope as a struct, as `decode_debezium` does.
+    """Return a decoded envelope as the struct that `decode_debezium` returns.
 
     Parameters
     ----------

@@ -63,8 +63,8 @@ def decode_kafka(
         Kafka's own columns to keep: ``key``, ``topic``, ``partition``, ``offset``, ``timestamp``,
         ``headers``. Each gets the prefix ``kafka_`` and follows the other columns.
     on_error : {"keep", "skip", "fail"}
-        The treatment of a value that cannot be read, or has a field of another type: kept with nulls, left
-        out, or a failure of the query. `penstock.metrics` counts such values as ``bad_records``.
+        The treatment of a value that cannot be read, or has a field of the wrong type: keep it with nulls,
+        leave it out, or fail the query. `penstock.metrics` counts such values as ``bad_records``.
     name : str
         The name under which such values are counted. Each call in a query needs a different name.
     reject_to : str or path, optional
@@ -72,8 +72,8 @@ def decode_kafka(
         ``value``, ``topic``, ``partition`` and ``offset`` if `records` have them, and ``reason``. With
         ``"keep"`` the rows are also kept. See ``docs/how-to/late-rows.md``.
     value_schema : str or path, optional
-        The Avro or Protobuf schema that the columns come from, as a text, an Avro schema's file, a ``.proto``
-        file, or a file with a ``FileDescriptorSet``; by default the newest schema in the registry.
+        The Avro or Protobuf schema that defines the columns: a text, an Avro schema's file, a ``.proto``
+        file, or a file with a ``FileDescriptorSet``. By default the newest schema in the registry.
     message : str, optional
         The full name of the Protobuf message; may be left out if the schema has only one message.
     registry : SchemaRegistry, optional

@@ -181,7 +181,7 @@ class MarketDataSource(DataSource):
     symbols : 3000
         Number of symbols.
     skew : 4305
-        The ratio between the updates of the most active and the least active symbol.
+        How many times as many updates the most active symbol has as the least active symbol.
     seed : 0
         The seed of the trades.
     numPartitions : 2
@@ -201,8 +201,8 @@ class MarketDataSource(DataSource):
     Notes
     -----
     Every offset holds the start time and all options that determine the rows. So a restart from the
-    checkpoint resumes exactly, and a batch that runs again gets the same rows. A restart with other values of
-    these options is refused.
+    checkpoint resumes exactly, and a batch that runs again gets the same rows. A restart with different
+    values of these options is refused.
 
     If `rows` is given, ``Trigger.AvailableNow`` reads up to `rows`, regardless of the clock. Otherwise it
     reads the rows whose event time has passed.
@@ -256,7 +256,8 @@ class _MarketReader(DataSourceReader):
 class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """Plans micro-batches on the driver (one process for the life of a query) and reads them on workers.
 
-    With `start_is_late`, the start of a micro-batch may be known only after its end, as before Spark 4.2.
+    With `start_is_late`, Spark asks for the end of the first micro-batch after a restart before it passes the
+    start, as versions before 4.2 do.
     """
 
     def __init__(self, options: _Options, *, start_is_late: bool) -> None:
@@ -300,8 +301,9 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             )
 
     def _check_restart(self, start: dict[str, Any], end: dict[str, Any]) -> None:
-        # After a restart, older versions of Spark pass no start to `latestOffset`. Newer versions pass it,
-        # but ask twice for the first offset, and the two offsets have different start times.
+        # After a restart, older versions of Spark pass no start to `latestOffset`. Newer versions pass the
+        # start, but at a first start they ask twice for the first offset, and the two offsets have different
+        # start times.
         self._check(start)
         if start["startTime"] != end["startTime"]:
             raise InvalidUsageError(

@@ -129,7 +129,7 @@ class ReadOptions:
     reader : str or None
         The name to subscribe under.
     start : str or int or datetime
-        The start of a new reader.
+        The position at which a new reader begins.
     columns : tuple of str or None
         The columns to read; None for all.
     max_rows, max_bytes : int or None

@@ -75,7 +75,8 @@ class SegmentRows:
     stream : PStream
         The p-stream.
     late : bool
-        Whether a later sync of the whole file system makes the rows durable, before their commit.
+        Whether the rows are left unsynced here, because one sync of the whole file system makes them durable
+        before their commit.
     """
 
     def __init__(self, options: WriteOptions, stream: PStream, *, late: bool = False) -> None:
@@ -109,10 +110,10 @@ class SegmentRows:
 
 @lru_cache(maxsize=4)
 def _coder(goal: str, identity: str) -> Coder:
-    """Return this worker's encoder for a p-stream, which remembers the choices for its columns.
+    """Return this worker's encoder for a p-stream; it remembers the cascades chosen for the columns.
 
-    The encoder may use several threads: with few groups, tasks differ much in length, and other cores are
-    idle while the longest task writes.
+    The encoder uses several threads. With few groups, tasks differ much in length, and cores are idle while
+    the longest task writes.
     """
     return Coder(goal, threads=2)
 
@@ -180,7 +181,8 @@ def segments_in(descriptors: Iterator[pa.RecordBatch], writer: str, batch: int) 
     Raises
     ------
     InternalError
-        If a segment belongs to another writer or batch, which would break garbage collection.
+        If a segment belongs to a different writer or batch. Garbage collection relies on the names of
+        segments.
     """
     segments = tuple(
         Segment(row["segment"], tuple(Unit(u["at"], u["size_bytes"], u["rows"]) for u in row["units"]))

@@ -110,7 +110,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._rows = SegmentRows(options, stream, late=self._file_system is not None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Make a task's rows durable, invisible before the commit; or read their descriptors."""
+        """Make a task's rows durable but not visible before the commit; or read their descriptors."""
         task = TaskContext.get()
         query, batch = (
             (task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId"))
@@ -124,7 +124,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write_rows(
         self, rows: Iterator[pa.RecordBatch], query: str, batch: int, partition: int
     ) -> WriterCommitMessage:
-        """Make rows of a query's micro-batch durable, invisible before the commit; see `write`.
+        """Make the rows of a micro-batch durable; see `write`. They are not visible before the commit.
 
         If one sync serves all files, the rows become durable only together with the commit.
         """
@@ -196,11 +196,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._late = []
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Leave the written files: the batch may run again, and a later sweep deletes the files."""
+        """Do nothing: the batch may run again, and a later sweep deletes the written files."""
 
 
 def _shared_file_system(files: Files, checkpoint: str | None) -> FileSystem | None:
-    """Return the file system of both p-stream and checkpoint, if one sync of it covers all its files."""
+    """Return the file system that holds both p-stream and checkpoint, if one sync covers all its files."""
     path = None if checkpoint is None else local_path(checkpoint)
     if path is None or not path.is_dir() or not isinstance(files, LocalFiles):
         return None
@@ -209,9 +209,9 @@ def _shared_file_system(files: Files, checkpoint: str | None) -> FileSystem | No
 
 
 def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options: WriteOptions) -> None:
-    """Refuse a micro-batch if the log has other rows under its number, because Spark's log was set back.
+    """Refuse a micro-batch if the p-stream's log shows that Spark's checkpoint was set back.
 
-    Spark reruns only the newest micro-batch in the log, with the same plan.
+    Spark reruns only the newest micro-batch that the p-stream's log has, and with the same plan.
 
     Raises
     ------
@@ -231,7 +231,7 @@ def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options
 
 
 def _check_same_rows(stream: PStream, writer: str, batch: int, segments: Sequence[Segment]) -> None:
-    """Refuse a micro-batch that ran again with other rows, because the program has changed.
+    """Refuse a micro-batch that has different rows when it runs again, because the program has changed.
 
     Raises
     ------
@@ -287,7 +287,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._rows = SegmentRows(options, open_stream(options, schema, overwrite=overwrite))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Make a task's rows durable, invisible before the commit."""
+        """Make a task's rows durable. They are not visible before the commit."""
         task = TaskContext.get()
         partition = task.partitionId() if task else 0
         segments = self._rows.write(iterator, self._writer, self._batch, partition)

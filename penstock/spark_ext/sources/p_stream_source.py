@@ -87,7 +87,8 @@ class PStreamDataSource(DataSource):
         For a scan that makes fragments: the number of buckets of the next operator. The reader packs the
         fragments into parcels for these buckets.
     lookup
-        With buckets: the text of the fragments' `Lookup`; a graph sets it.
+        The text of a `Lookup` for the fragments; only with ``buckets``. The planner of a graph sets this
+        option.
     transactions
         How readers pass rows to transactions; `penstock.transactions` sets this option.
     maxRows, maxBytes
@@ -191,7 +192,7 @@ def _plan_scan(options: ReadOptions, stream: PStream, schema: StructType) -> _Sc
         return Pushed(options.scan, stream.schema, schema, options.buckets, options.lookup)
     scan = Columns.select(stream.schema, options.columns or tuple(schema.names))
     check_same(schema, scan.spark, stream.files.location)
-    # A schema given to Spark may differ in nullability.
+    # A schema that the user gives to Spark may differ in nullability.
     return replace(scan, spark=schema)
 
 
@@ -205,7 +206,7 @@ class _Pieces(InputPartition):
 
 
 def balance(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
-    """Divide pieces, in their order, into at most `parts` of about the same number of rows."""
+    """Divide pieces, in their order, into at most `parts` tasks of about the same number of rows."""
     total = sum(piece.most_rows for piece in pieces)
     groups: list[list[Piece]] = [[] for _ in range(parts)]
     before = 0
@@ -217,7 +218,7 @@ def balance(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
 
 
 class _Plan:
-    """Base of both readers. Only the parts for reading go to the workers."""
+    """The common part of both readers. The driver's view of the log does not go to the workers."""
 
     def __init__(self, options: ReadOptions, partitions: int, stream: PStream, scan: _Scan) -> None:
         self.options = options
@@ -372,7 +373,8 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         if max_bytes is not None and row < end:
             end = _end_within(stream.pieces(row, end), row, max_bytes)
         if stream.update_log is not None and row < end:
-            # Claim before Spark plans these rows, so that they are the same if it plans them again.
+            # Claim the rows before Spark plans them, so that they are the same rows if Spark plans them
+            # again.
             stream.claim(self._options.reader or "", end)
         return self._offset(max(row, end))
 
@@ -407,7 +409,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
 
 def _end_within(pieces: Sequence[Piece], row: int, max_bytes: int) -> int:
-    """Return the end row of the first p-units that have at most `max_bytes` together; at least one p-unit."""
+    """Return the row after the first p-units that together have at most `max_bytes`; at least one p-unit."""
     size = 0
     for number, piece in enumerate(pieces):
         size += piece.size_bytes

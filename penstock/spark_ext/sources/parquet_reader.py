@@ -126,7 +126,7 @@ class _ReadRanges:
 
 
 def ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Return, for each file, the row ranges that a task reads, in order, with adjacent ranges merged.
+    """Return the row ranges of each file that a task reads, in order, with adjacent ranges merged.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def rows_in(
     columns : pyarrow.Schema
         The columns to read, with their result types.
     batch_bytes : int
-        The approximate bytes of a row group, over all its columns, that are decoded at a time.
+        How many bytes of a row group to decode at a time, approximately, over all its columns.
 
     Raises
     ------
@@ -193,7 +193,8 @@ def _open(file: str, columns: pa.Schema) -> ParquetFile:
             missing=", ".join(missing),
             known=", ".join(plain.schema_arrow.names),
         )
-    # Arrow detects damaged metadata only on reading; inspecting it first may crash the process.
+    # Arrow detects damaged metadata only when it reads rows. Inspecting damaged metadata may crash the
+    # process, so read a row first.
     next(plain.iter_batches(1, columns=columns.names, use_threads=False), None)
     texts = [field.name for field in columns if pa.types.is_string(field.type)]
     coded = [name for name in texts if _is_coded(plain, name)]
@@ -240,7 +241,7 @@ def _decode(
 
 
 def _batch_rows(opened: ParquetFile, group: int, batch_bytes: int) -> int:
-    """Return the number of rows of a row group that fit `batch_bytes` over all columns."""
+    """Return how many rows of a row group, with all columns, fit into `batch_bytes`."""
     facts = opened.metadata.row_group(group)
     return max(1, min(_BATCH_ROWS, batch_bytes * facts.num_rows // max(1, facts.total_byte_size)))
 

@@ -106,7 +106,7 @@ class Pushed:
     def bind(
         cls, stored: pa.Schema, scan: Scan, buckets: int | None = None, lookup: str | None = None
     ) -> Pushed:
-        """Return the scan, bound to a p-stream.
+        """Return the scan for these stored columns.
 
         Raises
         ------

@@ -2,7 +2,7 @@
 
 The rows of a task in a micro-batch are one commit, by a writer that only this bucket or partition uses. The
 micro-batch's plan is durable before its rows are visible. So if a micro-batch runs again, it makes the same
-rows, and finds that the p-stream already has them. Invisible files of other attempts are deleted some
+rows, and finds that the p-stream already has them. Files of attempts that did not commit are deleted some
 micro-batches later.
 """
 
@@ -168,7 +168,7 @@ class LateStream:
         Raises
         ------
         InvalidUsageError
-            If the p-stream has other columns, or the location is the state location.
+            If the p-stream has different columns, or the location is the state location.
         UnavailableError
             If the location cannot be written.
         """
@@ -204,7 +204,7 @@ def dropped_columns(columns: StructType, watermark: DataType | None, *, sides: b
     watermark : DataType, optional
         The type of `WATERMARK`, if the operator has one.
     sides : bool
-        Whether the rows come from the sides of a join, and have the columns of both sides.
+        Whether the rows come from the sides of a join; then they have the columns of both sides.
 
     Raises
     ------

@@ -131,16 +131,16 @@ class PieceReader:
 def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataFrame, PieceReader] | None:
     """Return the parcels of a p-stream's rows, and the reader of rows that bypass the parcels.
 
-    The result is None unless `df` only selects columns of a p-stream under their own names.
+    Return None if `df` does more than select columns of a p-stream under their own names.
     """
     options = p_stream_options(df)
     if options is None or "transactions" in options:
         return None
-    # A graph reads columns through a scan that does nothing else.
+    # A graph may read columns through a scan that only selects columns.
     if json.loads(options.pop("scan", '{"columns": []}')).keys() != {"columns"}:
         return None
     stream = PStream(options["path"])
-    # Spark gives a column the name it is selected by, which may differ in case.
+    # Spark names a column as the user wrote it in the selection, which may differ in case.
     names = tuple(dict.fromkeys([*packer.needed, *([] if packer.time is None else [packer.time])]))
     if not set(names) <= set(stream.schema.names):
         return None

@@ -1,8 +1,8 @@
 """A source without rows that makes Spark plan one micro-batch whenever a query starts.
 
 After a start, Spark plans a micro-batch for expired timeouts only once another micro-batch has run. So if
-keys wait when a query stops, they would wait after a restart until there is new input. A union with this
-source prevents that: its offset is new at each start, and Spark treats a new offset as new input.
+keys wait when a query stops, they would keep waiting after a restart until there is new input. A union with
+this source prevents that: its offset is new at each start, and Spark treats a new offset as new input.
 """
 
 from __future__ import annotations

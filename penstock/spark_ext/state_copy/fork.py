@@ -36,7 +36,7 @@ class Fork(CopiedQuery):
     Attributes
     ----------
     buckets : int
-        The number of copied buckets of all operators.
+        The number of copied buckets, over all operators.
     """
 
     buckets: int
@@ -80,7 +80,8 @@ def fork_state(
     ------
     InvalidUsageError
         If this is not the checkpoint of a query with state at this location, the micro-batch was not
-        committed, the new checkpoint exists, or an unfinished fork to it was started with other arguments.
+        committed, the new checkpoint exists, or an unfinished fork to the new checkpoint was started with
+        different arguments.
     CorruptDataError
         If a file of the micro-batch is damaged or missing; a running query may have deleted it.
     UnavailableError

@@ -1,8 +1,9 @@
-"""Move the keys of windows and joins to another number of buckets, using the units of restored states.
+"""Move the keys of windows and joins to a new number of buckets, using the units of restored states.
 
 The state of each old bucket is restored and written as a snapshot. Each row of the snapshot goes to the new
 bucket of its group or key. All buckets of windows have the same watermark, which new buckets also get. A
-bucket of a join stores the newest time of its tuples; a new bucket gets the newest time of its old buckets.
+bucket of a join stores the newest time of its tuples. A new bucket gets the newest time that its old buckets
+have stored.
 """
 
 from __future__ import annotations
@@ -246,7 +247,7 @@ def _select_keys(unit: PUnit, key: Sequence[str], bucket: int, buckets: int) -> 
 
 
 def _join_state(parts: list[PUnit], stored: Sequence[Mapping[str, Any]]) -> WrittenState | None:
-    """Return the units with a bucket's metadata; None if no old bucket stored a newest time or a horizon."""
+    """Return the units with new metadata; None if no old bucket stored a newest time or a horizon."""
     newest = max((meta["newest"] for meta in stored if meta["newest"] is not None), default=None)
     horizons = [meta["horizon"] for meta in stored if "horizon" in meta]
     if newest is None and not horizons:
@@ -260,6 +261,7 @@ def _join_state(parts: list[PUnit], stored: Sequence[Mapping[str, Any]]) -> Writ
     delays = [one["delay"] for one in stored if "delay" in one]
     meta |= {"delay": max(delays)} if delays else {}
     if horizons:
-        # All buckets get the same clock, so only a bucket that ran no micro-batch can have an older clock.
+        # All buckets get the same clock, so a bucket's horizon is older only if the bucket has missed
+        # micro-batches.
         meta |= {"horizon": max(horizons), "expired": sum(one["expired"] for one in stored)}
     return WrittenState([replace(part, meta=meta) for part in parts])

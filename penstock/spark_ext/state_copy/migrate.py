@@ -1,7 +1,7 @@
 """`migrate_state`: copy a query at a committed micro-batch, with columns added or widened.
 
-Queues and joins store values outside the key and the time only for waiting or held tuples. In the copy, these
-tuples have nulls in new columns, and converted values in widened columns. For windows see
+Queues and joins store columns other than the key and the time only for waiting or held tuples. In the copy,
+these tuples have nulls in new columns, and converted values in widened columns. For windows see
 `penstock.spark_ext.state_copy.migrated_windows`, for user-defined operators
 `penstock.spark_ext.state_copy.migrated_tables`.
 """
@@ -102,8 +102,8 @@ def migrate_state(
     Raises
     ------
     InvalidUsageError
-        As for `fork_state`. Also if the operator is of another kind, a column is missing, a new type is not
-        wider, or an added column does not allow nulls. Then nothing has been written.
+        As for `fork_state`. Also if the operator is of a different kind, a column is missing, a new type is
+        not wider, or an added column does not allow nulls. In these cases, nothing has been written.
     CorruptDataError
         If a file of the micro-batch is damaged or missing; a running query may have deleted it.
     UnavailableError
@@ -181,7 +181,7 @@ def _check_kind(kind: str, new: Mapping[str, StructType], tables: Mapping[str, S
 def _converted_queues(
     copy: QueryCopy, specification: Mapping[str, Any], columns: Mapping[str, StructType]
 ) -> Callable[[int], RewrittenState | None]:
-    """Return a function that reads a bucket of a queue and returns it with other columns."""
+    """Return a function that reads a bucket of a queue and returns it with the new columns."""
     old, key = OldBuckets(copy, specification), set(specification["key"])
 
     def state_of(bucket: int) -> RewrittenState | None:
@@ -194,7 +194,7 @@ def _converted_queues(
 def _converted_joins(
     copy: QueryCopy, specification: Mapping[str, Any], columns: Mapping[str, StructType]
 ) -> Callable[[int], RewrittenState | None]:
-    """Return a function that reads a bucket of a join and returns it with other columns."""
+    """Return a function that reads a bucket of a join and returns it with the new columns."""
     key = set(specification["key"])
 
     def change(side: str, rows: pa.RecordBatch) -> pa.RecordBatch:

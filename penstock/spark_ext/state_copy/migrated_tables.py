@@ -25,7 +25,7 @@ __all__ = ["MigratedTables", "check_input"]
 
 
 class MigratedTables(OwnUnits):
-    """The old buckets of a user-defined operator, whose tables get other columns.
+    """The old buckets of a user-defined operator whose tables get new columns.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def _compare(old: pa.Schema, new: StructType, fixed: set[str]) -> tuple[list[str
     Parameters
     ----------
     old : pyarrow.Schema
-        The columns so far.
+        The old columns.
     new : StructType
         All new columns.
     fixed : set of str
@@ -125,7 +125,7 @@ def check_input(specification: Mapping[str, Any], columns: StructType) -> None:
     Raises
     ------
     InvalidUsageError
-        If another column has changed, or a column is missing.
+        If a column is missing, or its type is neither the old type nor wider.
     """
     same = dict(zip(columns_of(columns), as_arrow_schema(columns), strict=True))
     old = [same.get(text) or _old_field(text, columns.names) for text in specification["schema"]]
@@ -135,7 +135,8 @@ def check_input(specification: Mapping[str, Any], columns: StructType) -> None:
 def _old_field(text: str, names: Iterable[str]) -> pa.Field[Any]:
     """Return an old column of the input, from its name and type in the specification.
 
-    A name may contain spaces. So a new column's name is taken as the end of a name only if a type follows.
+    A name may contain spaces, so the function looks for a new column's name that the text begins with. It
+    takes the name only if the rest of the text is a type.
     """
     for name in sorted((one for one in names if text.startswith(f"{one} ")), key=len, reverse=True):
         with contextlib.suppress(InvalidUsageError):
@@ -144,7 +145,7 @@ def _old_field(text: str, names: Iterable[str]) -> pa.Field[Any]:
 
 
 def _has_type(field: pa.Field[Any], kind: str) -> bool:
-    """Return whether a stored column has a type of Spark, in any of its Arrow types."""
+    """Return whether Spark reads a stored column as this type; several Arrow types map to one Spark type."""
     return spark_schema(pa.schema([field])).fields[0].dataType.simpleString() == kind
 
 

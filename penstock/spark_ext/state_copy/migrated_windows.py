@@ -129,7 +129,7 @@ def _check_sketches(partials: Iterable[Partial], widened: set[str]) -> None:
 
 
 def _stored_types(partials: Iterable[Partial], kinds: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Return the stored types: of these values in waiting rows, and of their partials."""
+    """Return the types with which these values, and the partials over them, are stored."""
     found = tuple(one for one in partials_of_values(list(partials)) if one.expression in kinds)
     rows = pa.schema([(_PLACE, pa.int64()), *kinds.items()])
     made = row_fragmenter(rows, Fragments(1, _PLACE, "us", (), found)).schema

@@ -1,4 +1,4 @@
-"""Divide the tables of user-defined operators among another number of buckets, row by row."""
+"""Divide the tables of user-defined operators among a new number of buckets, row by row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ALIKE = (
     ("float", "double"),
     ("timestamp", "timestamp_ntz"),
 )
-"""Spark types whose equal values have one bucket."""
+"""Groups of Spark types: equal values of types in one group have the same bucket."""
 
 
 class OwnUnits(OldUnits):
@@ -46,7 +46,8 @@ class OwnBuckets(OwnUnits):
     Raises
     ------
     InvalidUsageError
-        If a table lacks a key column, or has keys of other types or of other buckets.
+        If a table lacks a key column, has a key column of a different type, or has keys that belong to a
+        different bucket.
     """
 
     def __init__(self, copy: QueryCopy, specification: Mapping[str, Any]) -> None:
@@ -100,14 +101,15 @@ class OwnBuckets(OwnUnits):
         blocks = {name: _concat(name, some) for name, some in parts.items()}
         if not any(block.num_rows for block in blocks.values()):
             return None
-        # Only the operator knows how many keys wait, and reports it after the next micro-batch.
+        # Only the operator knows how many keys wait. Until it reports the number, after the next micro-batch,
+        # 1 stands for it.
         return WrittenState([PUnit("snapshot", unit_meta(blocks, int(waits)), blocks)])
 
 
 def _concat(name: str, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Return the rows of a table of several buckets.
 
-    If the operator's code has changed, buckets that ran since then may have more or wider columns.
+    If the operator's code has changed, buckets that have run since the change may have more or wider columns.
 
     Raises
     ------

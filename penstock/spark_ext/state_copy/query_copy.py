@@ -51,7 +51,7 @@ _VERSIONED = re.compile(r"\.?(\d+)\.(delta|snapshot)(\.crc)?")
 _RELEASED = "the query deletes old versions: choose a newer micro-batch, or set retain_versions"
 
 Progress = Callable[[int, int], None]
-"""Called with the numbers of finished and of all parts: the buckets, and one part for Spark's files."""
+"""Called with the numbers of finished and of all parts: one for each bucket, and one for Spark's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class QueryCopy:
 
     @property
     def has_later_rows(self) -> bool:
-        """Whether the old query's sink may already have rows of a micro-batch after the copied one."""
+        """Whether the sink of the old query may already have rows of later micro-batches."""
         return max(list_numbers(self.old / _OFFSETS), default=self.batch) > self.batch
 
     def begin(self) -> None:
@@ -346,7 +346,7 @@ def _buckets(held: Held, operators: Mapping[str, Files], batch: int) -> list[Cop
     Raises
     ------
     CorruptDataError
-        If pointers belong to no operator.
+        If there are pointers that belong to no operator.
     """
     buckets = {}
     for name, files in operators.items():

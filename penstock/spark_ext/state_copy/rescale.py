@@ -1,4 +1,4 @@
-"""`rescale_state`: copy a query at a committed micro-batch, with another number of buckets.
+"""`rescale_state`: copy a query at a committed micro-batch, with a new number of buckets.
 
 `penstock.operators.queues.repartition` describes how the keys are divided.
 """
@@ -44,7 +44,7 @@ _OLD_BUCKETS: dict[str, Callable[[QueryCopy, Mapping[str, Any]], _OldBuckets]] =
 
 @dataclass(frozen=True, slots=True)
 class Rescaled(CopiedQuery):
-    """The result of a finished copy to another number of buckets; see `CopiedQuery`.
+    """The result of a finished copy to a new number of buckets; see `CopiedQuery`.
 
     Attributes
     ----------
@@ -99,7 +99,8 @@ def rescale_state(
     ------
     InvalidUsageError
         As for `fork_state`. Also if the query has an append or adaptive queue, joined windows, transactions,
-        or a user-defined operator with a table that lacks the operator's key. Then nothing has been written.
+        or a user-defined operator with a table that lacks the operator's key. In these cases, nothing has
+        been written.
     CorruptDataError
         If a file of the micro-batch is damaged or missing; a running query may have deleted it.
     UnavailableError
@@ -135,7 +136,7 @@ def rescale_state(
 def _queue_states(
     copy: QueryCopy, specification: Mapping[str, Any], buckets: int
 ) -> Callable[[int], RewrittenState | None]:
-    """Return a function from the number of a new bucket of a queue to its state."""
+    """Return a function that returns the state of a new bucket of a queue, given the bucket's number."""
     old = OldBuckets(copy, specification)
 
     def state_of(bucket: int) -> RewrittenState | None:

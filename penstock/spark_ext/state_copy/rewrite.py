@@ -42,7 +42,7 @@ _LOGGER = logging.getLogger(__name__)
 _QUEUE = {"key", "time", "arrival", "policy", "schema"}
 """Keys of the specification of a queue."""
 _OTHERS = {"mode", "sides", "within"}
-"""Keys of the specifications of windows and joins, which a queue does not have."""
+"""Keys that the specifications of windows and joins have, but the specification of a queue lacks."""
 _JOIN = {"key", "time", "within", "left", "right"}
 _WINDOWS = {"mode", "window", "aggregates"}
 _OWN = {"operator", "key", "output", "waits"}
@@ -102,8 +102,8 @@ def rewrite_buckets(
     specification : mapping
         The new specification.
     state_of : callable
-        Returns the state of a new bucket; None if the bucket has no keys. Called for the buckets in ascending
-        order.
+        Returns the state of a new bucket; None if the bucket has no keys. It is called for the buckets in
+        ascending order.
     progress : callable, optional
         Called with the number of finished parts and the number of all parts.
 

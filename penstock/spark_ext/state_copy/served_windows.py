@@ -1,4 +1,4 @@
-"""Move the groups of lazy and eager windows to another number of buckets.
+"""Move the groups of lazy and eager windows to a new number of buckets.
 
 As in `penstock.spark_ext.state_copy.keyed_units`, each old bucket's state is restored and written as a
 snapshot. Groups get new numbers in their new bucket. Waiting groups are merged in the same way as update
@@ -138,7 +138,8 @@ class ServedWindowBuckets(OldUnits):
             "waiting": waiting,
             "watermark": max(known("watermark"), default=None),
             "birth_us": min(known("birth_us"), default=None),
-            # With an earlier time, staleness that a bucket has already counted would be counted again.
+            # With an earlier time, the new bucket would count staleness again that an old bucket has already
+            # counted.
             "settled_at_us": max(known("settled_at_us"), default=None),
             "served_at_us": max(known("served_at_us"), default=None),
             "cost_us": sum(costs) / len(costs) * buckets / self.buckets if costs else None,
@@ -179,7 +180,8 @@ def _merge_cells(parts: Sequence[_Part]) -> pa.RecordBatch:
     ranks = cells.column("rank").to_numpy().copy()
     ranks[np.concatenate(waits)] = merge_ranks(lines)
     cells = _set(cells, "rank", ranks)
-    # Groups under processing keep their order within their old bucket; groups of different buckets alternate.
+    # Groups that are being processed keep the order of their old bucket; groups of different buckets
+    # alternate.
     places = []
     for part in parts:
         ready = part.cells.column("ready_rank").to_numpy().copy()
@@ -206,7 +208,7 @@ def _concat(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _shift(rows: pa.RecordBatch, by: int) -> pa.RecordBatch:
-    """Return tuples with the numbers of their key rows shifted."""
+    """Return tuples whose numbers of key rows are increased by `by`."""
     return rows.set_column(0, rows.schema.field(0), pa.array(rows.column(0).to_numpy() + by))
 
 

@@ -89,9 +89,9 @@ def _no_checkpoint(checkpoint: str) -> InvalidUsageError:
 def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> dict[int, Pointer]:
     """Return the pointers of the newest committed micro-batch by bucket, without empty buckets.
 
-    This function runs on the driver and reads the pointers immediately. The query may be running. Spark
-    numbers its stateful operators and does not store Penstock's names. So the operator of a pointer is found
-    by the directory that holds the pointer's file.
+    This function runs on the driver and reads the pointers during the call. The query may be running. Spark
+    numbers its stateful operators and does not store Penstock's names. So this function finds a pointer's
+    operator by the directory that holds the pointer's file.
 
     Parameters
     ----------
@@ -105,7 +105,8 @@ def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> di
     Raises
     ------
     CorruptDataError
-        If no pointer names a file of this operator, or the operator's description is damaged.
+        If the checkpoint has pointers but none of them names a file of this operator, or the operator's
+        description is damaged.
     InvalidUsageError
         If the operator has no buckets.
     UnavailableError
@@ -140,7 +141,7 @@ def read_pointers(spark: SparkSession, checkpoint: str) -> Held:
 
 
 def pointers_of(held: Held, files: Files, buckets: int) -> dict[int, Pointer] | None:
-    """Return the pointers of the operator in the directory `files` by bucket; None if there are none.
+    """Return the pointers of the operator in the directory `files` by bucket; None if it has no pointers.
 
     A set of pointers belongs to the operator if at least one of them points to a file in its directory.
 

@@ -22,7 +22,7 @@ __all__ = ["JoinView", "join_view"]
 _KEYS, _HELD = "keys", "held"
 _SIDES = ("left", "right")
 _NO_DELAY_STORED = FOREVER
-"""The delay for early files, which do not store it: no tuple is treated as expired."""
+"""The delay for files of early versions, which do not store the delay: no tuple is treated as expired."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
     held = one_of_tables((_KEYS, _HELD), table, of="a join") == _HELD
     sides = [stored.columns(specification[side], "cells", side) for side in _SIDES]
     key, time = tuple(specification["key"]), specification["time"]
-    # Conditions may change at a restart, but not which sides have deletes: such a side ends with their mark.
+    # A restart may change a condition, but not whether a side has deletes. The last column of such a side is
+    # the mark of deletes.
     marks = [specification.get("deletes") and columns.names[-1] == DELETED_COLUMN for columns in sides]
     left, right = (
         UpdateStream(stored.arrow(columns), key, time, deleted=DELETED_COLUMN if mark else None)
@@ -97,7 +98,7 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
         specification["within"],
         _NO_DELAY_STORED,
         None if condition is None else Expression.parse(condition),
-        # The stored horizon determines which keys have left.
+        # Any value works here, because the stored horizon determines which keys have left.
         ttl=1 if specification.get("ttl") else None,
         tells_silent=specification.get("on_silent") is not None,
     )

@@ -60,7 +60,7 @@ class OwnView:
         block = unit.blocks.get(self.table)
         if block is None or not block.num_rows:
             return None
-        # The operator's code may have changed since other buckets ran.
+        # The operator's code may have changed since some buckets ran, so a bucket may lack new columns.
         return [
             block.column(name) if name in block.schema.names else pa.nulls(block.num_rows)
             for name in self.schema.names[2:]

@@ -82,20 +82,23 @@ def read_state(
         The checkpoint of the query, as given to Spark. The directory of a graph or pipeline means the
         checkpoint of the query that makes its results. If given, the result is exactly the state of the
         newest committed micro-batch, and its pointers are read from Spark's own state during this call. If
-        not given, each task chooses a version of its bucket: if only one attempt wrote the highest version,
-        that version, committed or not; otherwise the newest version that the files prove to be committed
-        (`penstock.state_store.survey`). If the query runs meanwhile, buckets may come from different
-        micro-batches, and each action reads the state again.
+        not given, each task chooses a version of its bucket. If only one attempt wrote the highest version,
+        the task chooses that version, committed or not. Otherwise it chooses the newest version that the
+        files prove to be committed (`penstock.state_store.survey`). If the query runs meanwhile, the buckets'
+        versions may belong to different micro-batches, and each action reads the state again.
     operator : str, optional
         The `name` of the operator; needed if there are several.
     query : str, optional
         The id of the query; needed if there are several and no checkpoint is given.
     table : str, optional
-        The table of the operator; needed if it has several. Queues of append or adaptive semantics have
-        ``keys`` and ``appended``. Windows have ``panes``, in lazy or eager mode also ``keys`` and
-        ``settled``, and windows of rows also ``rows`` and ``counts``. Joins have ``keys`` and ``held``, joins
-        of windows ``left`` and ``right``, transactions the tables of their database, and user-defined
-        operators the tables of their `snapshot`.
+        The table of the operator; needed if it has several. The tables are
+
+        - of queues with append or adaptive semantics: ``keys`` and ``appended``;
+        - of windows: ``panes``; in lazy or eager mode also ``keys`` and ``settled``; of windows of rows also
+          ``rows`` and ``counts``;
+        - of joins: ``keys`` and ``held``; of joins of windows: ``left`` and ``right``;
+        - of transactions: the tables of the database;
+        - of user-defined operators: the tables of the operator's `snapshot`.
 
     Returns
     -------
@@ -105,8 +108,8 @@ def read_state(
     Raises
     ------
     InvalidUsageError
-        If no state, or more than one, fits the arguments; if the table is missing or unknown; or if nothing
-        is stored yet, so that the types of the columns are unknown.
+        If the arguments fit no state, or more than one; if the table is missing or unknown; or if nothing is
+        stored yet, so that the types of the columns are unknown.
     CorruptDataError
         If the operator's description is damaged, or the checkpoint names missing files. If a task finds
         damage, the action fails. A running query may also have deleted files that the checkpoint names; then

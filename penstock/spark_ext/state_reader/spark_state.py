@@ -11,7 +11,7 @@ provider for ``applyInPandasWithState``::
 
 Micro-batch ``b`` leaves version ``b + 1``. A file is a sequence of LZ4 blocks, each with the length and the
 checksum of its content. The content is pairs of rows (Spark's ``UnsafeRow``), each preceded by its length,
-big-endian. Other forms (another provider, codec or format, checksums of rows) are refused.
+big-endian. All other forms are refused, such as those of another provider or codec, and rows with checksums.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 Held = dict[int, dict[int, Pointer]]
-"""For each of Spark's operators that holds pointers, by its number: the pointers by label."""
+"""The pointers by label, for each of Spark's operators that holds pointers, by the operator's number."""
 
 SPARK_OPERATOR = "applyInPandasWithState"
 """Spark's name for Penstock's operators."""
@@ -76,7 +76,7 @@ class _UnknownError(Exception):
 _UNKNOWN = (
     _UnknownError, OSError, ValueError, LookupError, TypeError, struct.error, pa.ArrowException
 )  # fmt: skip
-"""Errors of reading files in another format."""
+"""Errors that occur when files in a different format are read."""
 
 
 def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run = map) -> Held | None:
@@ -219,7 +219,7 @@ def partition_labels(labels: Iterable[int], partitions: int) -> list[set[int]]:
 
 
 def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer | None]:
-    """Return the content of a partition at a version; removed keys are None."""
+    """Return the content of a partition at a version; None marks removed keys."""
     files, labels = wanted
     pointers: dict[int, Pointer | None] = {}
     names: set[str] | None = None

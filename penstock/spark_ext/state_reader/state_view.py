@@ -42,7 +42,7 @@ class StateView(Protocol):
     def rows(self, state: Any, unit: PUnit) -> list[pa.Array[Any]] | None:
         """Return the rows of a unit of the `state`'s snapshot, from the third column on; None if empty.
 
-        Arrow must be able to cast their types safely to `schema`.
+        The types must be such that Arrow can cast them safely to the types of `schema`.
         """
 
 

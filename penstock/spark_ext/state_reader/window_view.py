@@ -301,7 +301,8 @@ def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema |
         pa.int64() if field.type == WIDE and named[field.name].kind == "sum" else field.type
         for field in values
     )
-    # The time of a first or last value matters only where entries are combined.
+    # Only layouts of sessions need the times of first and last values, because only sessions combine entries
+    # in a restore.
     if _is_session(settings):
         return _session_layout(settings, groups, pa.schema(values), types)
     size, slide, _ = settings["window"]
@@ -359,7 +360,7 @@ def _places(settings: Mapping[str, Any], layout: WindowLayout) -> _Places:
 
 def _time_type(settings: Mapping[str, Any]) -> DataType | None:
     """Return the type of the column of the time, if it is one of Spark's timestamps."""
-    # The settings of windows of rows name the converted column of the time.
+    # The settings of windows of rows name the column that holds the converted time.
     for name in (settings["time"], TIME):
         for kind in (TimestampType(), TimestampNTZType()):
             if f"{name} {kind.simpleString()}" in settings["schema"]:
