@@ -309,8 +309,8 @@ class Database:
         Raises
         ------
         InvalidUsageError
-            If the procedures form a cycle, no procedure takes a stream, two take the same stream or return
-            the same name, or a procedure does not compile.
+            If the procedures form a cycle, if none takes a stream, if two take the same stream or return the
+            same name, or if a procedure does not compile.
         """
         self._check_free(name)
         workflow = Workflow(name, parts, self.catalog, self.location)
@@ -377,7 +377,7 @@ class Database:
         Raises
         ------
         InvalidUsageError
-            If the location holds other tables, or calls of a changed program; or an option is unusable.
+            If the location holds different tables, or calls of a changed program; or an option is unusable.
         CorruptDataError, UnavailableError
             If the database's files are damaged, or the file system refuses.
 

@@ -144,8 +144,8 @@ class TableSet:
         events : pyarrow.RecordBatch
             The events, with exactly the columns of the program's event.
         bounds : ndarray, optional
-            The positions of the first event of each atomic batch of a workflow, followed by the number of all
-            events. A round runs for each batch. By default each event is a batch.
+            The position of the first event of each atomic batch of a workflow; the last element is the number
+            of all events. A round runs for each batch. By default each event is a batch.
         """
         if isinstance(program, PlainProgram):
             return self._run_plain(program, events, bounds)

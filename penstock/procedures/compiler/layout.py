@@ -9,8 +9,8 @@ Arrays and numbers of table 0, column 1::
     t0_dirty    which rows have changed
     t0_free     a stack of free slots
     t0_gone     deleted keys
-    t0_facts    the numbers `FACTS`, then the roots of the other indexes
-    t0_i1       the nodes of another index (`penstock.procedures.indexes.trees`)
+    t0_facts    the numbers `FACTS`, then the roots of the ordered indexes
+    t0_i1       the nodes of an ordered index (`penstock.procedures.indexes.trees`)
 
 Stream 0 has columns such as ``s0_c1`` and masks such as ``s0_n1``. A variable of the kernel counts the rows
 of the stream.

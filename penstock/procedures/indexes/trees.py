@@ -254,7 +254,7 @@ def seek(
 def find_equal(
     nodes: Nodes, facts: Nodes, root: int, bounds: Nodes, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
 ) -> Nodes:
-    """Write to `slots` which rows equal each bound; return how many rows equal each bound.
+    """Write the slots of the rows that equal each bound; return how many rows equal each bound.
 
     If `slots` is too small, only the returned numbers are complete.
     """

@@ -1,9 +1,9 @@
 """The kernel that runs transactions on several threads, not in the order of their events.
 
 The parallel code is the serial kernel with three changes. A schedule determines which transaction runs next.
-If a row has changed in the meantime, a look-up returns the version of the row that the transaction must read.
-An insert or delete ends the run with an error. This never happens, because events that may insert or delete
-run alone.
+If a later transaction has already changed a row, a look-up returns the version of the row that the
+transaction must read. An insert or delete ends the run with an error. This never happens, because events that
+may insert or delete run alone.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Evaluation:
     Parameters
     ----------
     mode : str
-        One of the modes above, or ``adaptive``, which chooses the mode with the lowest measured cost.
+        A mode of the module's table, or ``adaptive``, which chooses the mode with the lowest measured cost.
     threads : int
         The number of threads, including the calling thread.
     punctuation : int

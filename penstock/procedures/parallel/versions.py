@@ -1,8 +1,8 @@
 """Operation chains, versions and levels of a batch of transactions.
 
 An operation is the access of a transaction to one row: a read or a write. The operations of transaction t
-are ``offsets[t]`` to ``offsets[t + 1]``. The chain of a row links its operations in the order of their
-transactions (TStream §IV-C1).
+have the numbers from ``offsets[t]`` up to, but not including, ``offsets[t + 1]``. The chain of a row links
+the row's operations in the order of their transactions (TStream §IV-C1).
 
 If a later transaction writes a row that an earlier transaction reads, the reader gets a version, so that the
 writer need not wait for the reader. A version is a copy of the row in a slot after the used slots. When the
@@ -60,7 +60,8 @@ def list_operations(
 ) -> int:
     """List the operations of each transaction, one for each row; return their number.
 
-    `stamps[row]` is the last batch that accessed a row, and `last[row]` its last operation in this batch.
+    `stamps[row]` is the last batch that accessed a row, and `last[row]` is the row's last operation in this
+    batch.
     """
     x = 0
     for t in range(facts.shape[0]):

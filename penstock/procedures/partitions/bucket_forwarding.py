@@ -149,7 +149,7 @@ class Forwarding:
         return EventKeys(self.program, self._route, events, self._placements, _find_nothing)
 
     def places(self, events: pa.RecordBatch) -> list[Numbers]:
-        """Return, for each bucket, the positions of the events that need it, in their order.
+        """Return, for each bucket, the positions of the events that need it, in ascending order.
 
         An event that determines no row goes to the first bucket.
         """

@@ -54,7 +54,8 @@ class PartitionDesign(StoredText):
     routing : mapping of str to str
         The routing attribute of each procedure that has one. A routing attribute is for procedures whose
         events do not determine the partitions. The hash of the attribute gives the partition in which a
-        transaction runs. If the transaction accesses another partition, it runs again over all partitions.
+        transaction runs. If the transaction accesses a different partition, it runs again over all
+        partitions.
     """
 
     database: str

@@ -212,10 +212,16 @@ class EventKeys:
     def _in_order(
         self, found: Sequence[tuple[Numbers, Numbers | None]]
     ) -> tuple[Numbers, Numbers | slice, Numbers]:
-        """Return what sorts the numbers in `found` by event.
+        """Return the numbers in `found`, and how to sort them by event.
 
-        The result has three parts: the position of each event's first number in the sorted numbers, followed
-        by their count; the positions that sort the numbers by event; and the numbers, not yet sorted.
+        Returns
+        -------
+        starts : ndarray
+            The position of each event's first number in the sorted numbers; the last element is their count.
+        order : ndarray or slice
+            The indices that sort `numbers`.
+        numbers : ndarray
+            The unsorted numbers.
         """
         count = self.events.num_rows
         numbers = np.concatenate([one for one, _ in found])

@@ -53,9 +53,10 @@ def find_homes(starts: Numbers, partitions: Numbers, homes: Numbers) -> int:
 
 @kernel
 def merge_homes(homes: Numbers, partitions: Numbers) -> int:
-    """Update the result of `find_homes` in place: each transaction also needs its partition in `partitions`.
+    """Update the result of `find_homes` in place for one more partition that each transaction needs.
 
-    Return how many transactions need several partitions only because of this partition.
+    `partitions` has this partition for each transaction. Return how many transactions need several partitions
+    only because of it.
     """
     several = 0
     for i in range(homes.shape[0]):

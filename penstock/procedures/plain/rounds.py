@@ -157,8 +157,8 @@ class PlainRounds(PlainTables):
         events : pyarrow.RecordBatch
             The events of all batches.
         bounds : iterable of int, optional
-            The positions of the first event of each batch, followed by the number of all events. By default
-            each event is a batch.
+            The position of the first event of each batch; the last element is the number of all events. By
+            default each event is a batch.
         """
         rows = python_rows(events)
         begins = range(len(rows) + 1) if bounds is None else [int(bound) for bound in bounds]

@@ -33,7 +33,7 @@ class RequestPrograms:
     programs : mapping of str to Program
         The programs, by the names of procedures.
     refusals : mapping of str to str
-        The reasons to reject requests for other procedures.
+        The reasons to reject requests for all other procedures, by the names of these procedures.
     """
 
     programs: Mapping[str, Program | PlainProgram]

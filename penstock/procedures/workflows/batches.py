@@ -56,7 +56,7 @@ def check_batches(program: Program | PlainProgram) -> None:
 
 
 def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
-    """Return the positions of the first event of each batch, followed by the number of all events.
+    """Return an array: the position of the first event of each batch, then the number of all events.
 
     Consecutive events with equal values are one batch.
 

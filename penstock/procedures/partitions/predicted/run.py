@@ -99,7 +99,7 @@ def use_predictor(
 
 
 class PredictedRuns:
-    """Runs of transactions by predictions, over the tables of a database in partitions.
+    """Runs transactions by predictions, over the tables of a database in partitions.
 
     Parameters
     ----------

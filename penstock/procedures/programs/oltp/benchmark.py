@@ -72,7 +72,7 @@ class OltpBenchmark:
 
 
 class Draws:
-    """Random draws; each call uses the next stream of the seed."""
+    """Random draws from one seed, numbered in the order of the calls."""
 
     def __init__(self, seed: int) -> None:
         self._next = seed * 1_000
