@@ -34,7 +34,7 @@ class Replica:
 
     Threads may share a replica.
 
-    A thread runs the calls of the log in this process, about a second after they were acknowledged. A replica
+    The replica's own thread runs the calls of the log, about a second after they were acknowledged. A replica
     writes nothing until `take_over`, so there may be any number of replicas. Replicas protect against the
     loss of a process or a machine. The log itself is only as safe as the storage of its location.
 
