@@ -170,7 +170,7 @@ class DeletingLayout(WindowLayout):
         Schema of input rows: groups, `ENTRY_PANE` with the time, and one column for each aggregated
         expression, named after the expression.
     pane_steps : int
-        The length of a pane in steps of the time.
+        The length of a pane in units of the time column.
     mark : str
         The partial of deletes: `NO_DELETE`, `DELETE_INSIDE` or `DELETE_LAST`. Its input column is 1 in rows
         that delete their group, and 0 in other rows.

@@ -34,8 +34,8 @@ from penstock.windows.map_ordered import map_ordered
 __all__ = ["DEFAULT_LIMITS", "Panes"]
 
 _THREADS: Final = min(2, usable_cores())
-"""Number of threads that assemble windows. If a few groups have most windows, other tasks leave cores
-idle."""
+"""Number of threads that assemble windows. They help if a few groups have most windows, because then the
+other tasks leave cores idle."""
 
 DEFAULT_LIMITS: Final = PaneLimits()
 
@@ -177,7 +177,7 @@ class Panes(ABC):
 
     @abstractmethod
     def delta(self) -> PUnit:
-        """Return, to be stored, the partials that were added since the last call and are still needed."""
+        """Return the partials to store: those that were added since the last call and are still needed."""
 
     @abstractmethod
     def snapshot(self) -> Iterator[PUnit]:

@@ -53,7 +53,8 @@ class Stacks:
     front : PanePartials
         The sorted entries of panes before the border.
     border : int
-        The pane at which the front ends and the back begins; not after the end of the next window to close.
+        The pane at which the front ends and the back begins. It is at most the end of the next window to
+        close.
     groups : int
         The number of groups that have been numbered so far.
     limits : PaneLimits

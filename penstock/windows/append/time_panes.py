@@ -57,7 +57,7 @@ class TimePanes(Panes):
 
     @property
     def _first_needed(self) -> int | None:
-        """The first pane that an open window, or a pane that is not final, needs."""
+        """The first pane that is still needed, by an open window or (in `finalize_panes`) until it is final."""
         if self._finalizes:
             return self.watermark
         return None if self._next is None else self._layout.spec.start(self._next)

@@ -38,7 +38,7 @@ __all__ = ["SessionPanes"]
 class SessionPanes(Panes):
     """The open sessions of a bucket; inputs are `WindowLayout.entry`.
 
-    The watermark is a time, in steps. An entry's pane is the pane of its first event.
+    The watermark is a time, in units of the time column. An entry's pane is the pane of its first event.
 
     Parameters
     ----------

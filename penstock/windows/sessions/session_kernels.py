@@ -23,7 +23,7 @@ def find_sessions(ids: Any, firsts: Any, lasts: Any, gap: int, starts: Any) -> i
     ids, firsts, lasts : int64 arrays of n
         Groups of the entries, and their first and last times. Entries are sorted by group and first time.
     gap : int
-        The gap between sessions in steps of the times, at least 1.
+        The gap between sessions in units of the times, at least 1.
     starts : int64 array of n
         Output: the row number of the first entry of each session.
     """

@@ -239,7 +239,7 @@ class WindowBuffers:
             self.put(locations, pa.RecordBatch.from_arrays(rows.columns[3:], self.payload.names))
 
     def account_restored(self, booked_us: int) -> None:
-        """Compute the part of the state that is not stored from the stored state."""
+        """Compute, from the stored state, the part of the state that is not stored."""
         key_rows = self.key_rows
         key_rows[:, [zones.QUEUE_BOOKED, zones.APPLICATION_BOOKED, zones.DELIVERED]] = booked_us
         key_rows[:, [zones.IN_SERVICE, zones.DIRTY]] = 0

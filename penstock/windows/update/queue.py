@@ -69,8 +69,8 @@ class WindowQueue:
     A window queue is not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any
     number of times, then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock.
     Enqueuing a batch has the same effect as enqueuing its entries one at a time, except for the order of
-    keys: linecutting measures other intervals between window updates, and a key's last share also applies to
-    the key's earlier entries.
+    keys: linecutting measures the intervals between window updates differently, and a key's last share also
+    applies to the key's earlier entries.
 
     Parameters
     ----------
@@ -337,7 +337,7 @@ class WindowQueue:
         Raises
         ------
         InvalidUsageError
-            If the units belong to a queue with other windows.
+            If the units belong to a queue with different windows.
         CorruptDataError
             If the content of the units is inconsistent.
         """

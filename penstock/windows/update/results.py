@@ -49,7 +49,8 @@ class EnqueuedPanes:
     rows_in : int
         The number of all entries.
     late : int
-        Entries dropped because they are older than the watermark or than a newer pane of their key.
+        Entries dropped because the watermark has passed their pane, or because their key already has this
+        pane or a newer pane.
     completed : int
         The number of windows that became complete.
     disregarded : int

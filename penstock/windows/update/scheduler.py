@@ -107,7 +107,7 @@ class WindowScheduler:
         self._queue.arrive(ids, waits, interval, cost, self._queue.load(under_way), shares, arrived_us)
 
     def line_up(self, ids: Integers, since_us: Integers, interval_us: Any) -> None:
-        """Let keys that did not wait begin to wait, in this order; `since_us` has the begin for each key."""
+        """Let keys that did not wait begin to wait, in this order, from the times in `since_us` on."""
         shares = self._shares[ids] if self._weighted else None
         waits = np.zeros(len(ids), np.bool_)
         self._queue.arrive(ids, waits, interval_us, np.inf, 0, shares, since_us)

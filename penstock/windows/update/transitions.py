@@ -304,7 +304,7 @@ def enter(
 
 @kernel
 def sweep(ids: Integers, watermark: int, now_us: int, events: Integers, state: State) -> None:
-    """Complete the windows that the watermark completes, of keys that are due."""
+    """For keys that are due, complete the windows that the watermark completes."""
     for i in range(ids.shape[0]):
         _close(ids[i], watermark, now_us, events, state)
         _trim(ids[i], state)
