@@ -369,7 +369,7 @@ def _is_compressed(message: pa.ipc.Message) -> bool:
     """Return whether a message's parts are compressed; such parts may take any amount of memory.
 
     Arrow has verified its metadata. The metadata are FlatBuffers tables: field 2 of Message is the header,
-    field 1 of DictionaryBatch a RecordBatch, and field 3 of RecordBatch the compression.
+    field 1 of DictionaryBatch is a RecordBatch, and field 3 of RecordBatch is the compression.
     """
     data = message.metadata.to_pybytes()
 

@@ -9,8 +9,8 @@ WIDE                the low and the high 8 bytes of 16-byte decimals; only the l
 TEXT                lengths; bytes
 TEXT_DICTIONARY     codes; lengths and bytes of the distinct values
 TEXT_TOKENS         forms, words and numbers: `penstock.compression.texts.token_streams`
-NESTED              an Arrow IPC stream as integers of 8 bytes: lists, structs, maps; single
-                    bytes are read, too
+NESTED              lists, structs and maps: an Arrow IPC stream as integers of 8 bytes
+                    (readers also accept integers of one byte)
 NOTHING             none: the type null
 ==================  ============================================================================
 

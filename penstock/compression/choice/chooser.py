@@ -207,7 +207,7 @@ def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: boo
 def _tokens(
     array: pa.Array[Any], short: pa.Array[Any], long: pa.Array[Any], goal: Goal, best_plan: tuple[float, Plan]
 ) -> Iterator[tuple[float, Plan]]:
-    """Yield the plan that encodes texts as tokens, and its cost, if it may be cheaper than another plan."""
+    """Yield the plan that encodes texts as tokens, and its cost, if it may be cheaper than `best_plan`."""
     size = raw_bytes(to_streams(long))
     if token_cost(0, size, goal) >= best_plan[0] or not size:
         return
@@ -235,7 +235,7 @@ def _tokens(
                 share=share,
             )
             total += choices[0].cost
-            # A stream that is constant in the sample may not be constant for all texts.
+            # A stream that is constant in the sample can vary in the whole column.
             cascade = choices[0].cascade if choices[0].cascade != ("constant",) else ("lz4",) if text else ()
         else:
             node = encode_light(long_streams[position])

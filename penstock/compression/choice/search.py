@@ -104,7 +104,7 @@ def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -
         return [Choice(cost(node, cascade, goal, share), cascade, node)]
     stream, finish = codec.split(values)
     choices = []
-    # Codes of symbols are not numbers, so other transforms do not suit them.
+    # Codes of symbols are not numbers, so no further transform suits them.
     depth = _MAX_TRANSFORMS if codec.name == "fsst" else depth + 1
     for below in _finalists(rank(stream, goal, share=share, depth=depth), 1):
         node, full_cascade = finish(below.node), (*cascade, *below.cascade)
@@ -113,7 +113,7 @@ def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -
 
 
 def _finalists(ranked: list[Choice], count: int) -> list[Choice]:
-    """Return the cheapest cascades, and the cheapest cascade that ends with each codec of repeats."""
+    """Return the cheapest cascades and, for each codec of repeats, the cheapest cascade that ends with it."""
     finalists = {choice.cascade: choice for choice in ranked[:count]}
     for family in _FAMILIES:
         ends = (choice for choice in ranked if choice.cascade[-1].removeprefix("ns_") == family)

@@ -1,7 +1,7 @@
 """General-purpose codecs: Snappy, LZ4, Zstandard, and optionally pcodec.
 
 A stream is cut into frames of `FRAME` values, each encoded independently, so random access decodes only the
-frames that hold the range. Child: the bytes of each frame.
+frames that hold the range. Child: the size of each frame in bytes.
 """
 
 from __future__ import annotations

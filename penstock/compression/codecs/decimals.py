@@ -42,9 +42,10 @@ Floats = npt.NDArray[np.floating[Any]]
 def _divide(integers: Ints, power: float, scratch: Any, out: Any) -> None:
     """Write the float nearest to each of up to 1,024 integers divided by `power`.
 
-    A 4-byte float is rounded from a double. The product with the inverse differs from the quotient only in a
-    few last bits, so it rounds to the same float unless it is within this difference of the midpoint of two
-    floats.
+    A 4-byte float is rounded from a double. To be faster, the kernel first multiplies by the inverse of
+    `power`. Each product differs from the quotient only in a few last bits. Both round to the same float,
+    unless the product is so close to the midpoint of two floats that these bits decide. If any product is
+    that close, the kernel divides all integers.
     """
     n = integers.shape[0]
     doubtful = n if out.itemsize == 8 else 0

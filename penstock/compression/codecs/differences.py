@@ -194,7 +194,7 @@ class Delta(Transform):
 
 
 class Xor(Delta):
-    """Like `Delta`, with the bits in which each value differs from the previous value (Scabbard Table 2)."""
+    """Like `Delta`, but stores the bits in which each value differs from the previous (Scabbard Table 2)."""
 
     number = 6
     name = "xor"

@@ -163,7 +163,7 @@ def _ends_of(widths: Ints, count: int, widest: int, size_bytes: int) -> npt.NDAr
 class WordNullSuppression(Codec):
     """Keeps each sub-block in the narrowest words of 0, 8, 16, 32 or 64 bits that hold its values.
 
-    Child: the bytes of a word in each sub-block. This codec is for readers that need whole words;
+    Child: the size of a word in each sub-block, in bytes. This codec is for readers that need whole words;
     `NullSuppression` is smaller.
     """
 

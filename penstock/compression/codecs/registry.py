@@ -182,7 +182,7 @@ def decode_stream(node: Node, count: int | None = None, start: int = 0, stop: in
     Raises
     ------
     CorruptDataError
-        If the stream has another number of values, or contradicts itself.
+        If the stream has a different number of values, or contradicts itself.
     """
     check(count is None or node.count == count, "a stream has another number of values than its parent says")
     stop = node.count if stop is None else stop

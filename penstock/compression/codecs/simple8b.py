@@ -78,7 +78,7 @@ def _read(words: Any, counts: Any, bits: Any, out: Any) -> bool:
 
 
 class Simple8b(Codec):
-    """Values as unsigned numbers below 2**60. Child: the bytes of each sub-block."""
+    """Values as unsigned numbers below 2**60. Child: the size of each sub-block in bytes."""
 
     number = 10
     name = "simple8b"

@@ -57,7 +57,7 @@ def _read(data: Bytes, out: Any) -> bool:
 
 
 class VariableByte(Codec):
-    """Values as unsigned numbers of one to ten bytes. Child: the bytes of each sub-block."""
+    """Values as unsigned numbers of one to ten bytes. Child: the size of each sub-block in bytes."""
 
     number = 9
     name = "variable_byte"

@@ -54,7 +54,7 @@ def store(builder: Any, value: Any, start: Any, at: Any) -> None:
 
 
 def cast_integer(builder: Any, value: Any, kind: Any) -> Any:
-    """Convert an integer, or a vector of integers, to another width."""
+    """Convert an integer, or a vector of integers, to the width of `kind`."""
     width = getattr(value.type, "element", value.type).width
     target = getattr(kind, "element", kind).width
     if width == target:

@@ -213,7 +213,7 @@ def learn_symbols(
 
 @kernel
 def _put_code(info: Any, word: Any, out: Bytes, at: Any) -> Any:
-    """Write a code and the next byte; return the next position, which keeps the byte only after an escape."""
+    """Write a code and the next byte. Return the next position, which skips the byte only after an escape."""
     code = info & _BYTE
     out[at], out[at + _ONE] = np.uint8(code), np.uint8(word & _BYTE)
     return at + _ONE + np.uint64(code == _BYTE)

@@ -252,7 +252,7 @@ def code_rows(
     forms, codes, numbers, lengths, others, marks : Ints
         The output: the streams that `penstock.compression.texts.token_streams` describes, columns as rows.
     used : Ints
-        The number of lengths, the number of bytes of others, and the lengths of earlier texts.
+        The number of lengths, the number of bytes of others, and the number of lengths of earlier texts.
     """
     count, filled = used[0], used[1]
     root = nodes[0, NEXT]

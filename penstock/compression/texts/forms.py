@@ -2,7 +2,8 @@
 
 A text is cut into tokens: runs of letters and digits, and runs of other bytes. Texts that begin with the same
 pieces share them, so forms are paths of a tree. A piece is a literal, a number, or a word of a dictionary. A
-word may span several tokens, up to a given byte, if there are few such combinations.
+word may span several tokens and end before a separator byte, if the sample has few distinct words of this
+kind.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _MOST_TEXT_BYTES = 1 << 12
 """Longer texts are left out of the sample."""
 _MOST_DEPTH = 100
 _GOOD_SHARE = 1 / 8
-"""If a split takes no more than this share of the bytes, no other split is tried."""
+"""If texts split in one way take no more than this share of the bytes, the other way to split is not
+tried."""
 _MOST_PIECES = 400
 _MIN_ROWS_OF_PIECE = 3
 _MIN_ROWS_OF_LITERAL = 16

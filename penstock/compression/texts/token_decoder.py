@@ -43,7 +43,7 @@ def _parse_pieces(pieces: Ints, words: int) -> _Description:
     Raises
     ------
     CorruptDataError
-        If the stream contradicts itself, or the number of words.
+        If the stream contradicts itself or the number of words.
     """
     check(
         pieces.size % 3 == 1 and 1 < pieces.size <= 3 * _MOST_PIECES + 1,

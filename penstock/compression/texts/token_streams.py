@@ -1,4 +1,4 @@
-"""Texts as rows of tokens: the common parts of a form are stored once, numbers and words in columns.
+"""Texts as rows of tokens: the common parts of a form are stored once, and numbers and words form columns.
 
 A form (`penstock.compression.texts.forms`) is a list of pieces, each a literal followed by a number, a
 dictionary word, or nothing. A word for which the dictionary has no room, or a text without a form, is stored
