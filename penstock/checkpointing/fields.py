@@ -117,7 +117,7 @@ class Fields:
         return None if self._is_null(key) else self.text(key)
 
     def name(self, key: str | int) -> str:
-        """Return a text that may name a file."""
+        """Return a text that is a valid name of a file."""
         name = self.text(key)
         if not is_name(name):
             raise self.damage_error(key, "a name")

@@ -105,8 +105,8 @@ class PUnit:
     def block(self, name: str, schema: pa.Schema, may_lack: Collection[str] = ()) -> pa.RecordBatch:
         """Return a block with a schema, with nulls only in its nullable fields.
 
-        Text and binary may be stored with offsets of the other width, because that is a Spark setting, and
-        fields of structs may differ in nullability. Columns in `may_lack`, which were added after the block
+        Text and binary may be stored with 32-bit or 64-bit offsets, because a Spark setting decides this.
+        Fields of structs may differ in nullability. Columns in `may_lack`, which were added after the block
         was stored, are null, and may be at any position.
 
         Raises

@@ -1,7 +1,8 @@
 """Delay releases until the checkpoint that justifies them is durable.
 
-Spark reports a micro-batch as done when it is in its checkpoint, which is not synced. If its rows were
-released at once, they would be missing after a power cut, when Spark goes back to an older micro-batch.
+Spark reports a micro-batch as done when it is in the checkpoint. But Spark does not sync the checkpoint. If
+the micro-batch's rows were released at once, they would be missing after a power cut, when Spark goes back to
+an older micro-batch.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def open_files(location: str | os.PathLike[str]) -> Files:
         raise InvalidUsageError("a location is empty or has a null character", hint="give a path or a URI")
     match = _URI.match(text)
     if match is None:
-        # Workers, and the next start, may have other working directories.
+        # Workers, and the next start, may have different working directories.
         return LocalFiles(Path(text).absolute())
     scheme = match["scheme"].lower()
     if not isinstance(location, str):

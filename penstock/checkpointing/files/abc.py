@@ -36,7 +36,7 @@ class Files(Protocol):
     """One directory of immutable files.
 
     The driver and Python workers use a `Files` object, in any number of threads and processes at once. The
-    object is small, holds no connection, and may be pickled. The first call in each process connects. So a
+    object is small, holds no connection, and can be pickled. The first call in each process connects. So a
     process that forks before its first call passes no connection to its children.
     """
 

@@ -17,7 +17,8 @@ _ATTEMPT: Final = "attempt"
 """The metadata of an object that holds the id of the call that created it."""
 
 _MAX_CREATES: Final = 5
-"""The number of attempts to create an object while the store says that it exists and that it does not."""
+"""The number of attempts to create an object while one reply says that it exists, and the next that it does
+not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ def s3a_settings(bucket: str, own: Mapping[str, str], environment: Mapping[str, 
 
     Settings under ``fs.s3a.bucket.BUCKET.*`` override settings under ``fs.s3a.*``. As in Hadoop, the bucket
     is a part of the host's name unless ``path.style.access`` is true, the host is an IP address, or a host's
-    name cannot contain the bucket's name. All keys of a user come from one source. The endpoint and the style
-    of its addresses also come from one source.
+    name cannot contain the bucket's name. The access key, its secret and its session token come from one
+    source. The endpoint and the style of its addresses also come from one source.
 
     Parameters
     ----------

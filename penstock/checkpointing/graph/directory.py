@@ -160,7 +160,7 @@ class GraphDirectory:
         return replace(progress, rows=rows)
 
     def interrupted_ms(self, query: str) -> int | None:
-        """Return the time of the plan of a micro-batch that is not committed; None if it is unknown."""
+        """Return when the micro-batch that is not committed was planned; None if this is unknown."""
         progress = read_progress(self.files.child("queries").child(query))
         if progress.planned <= progress.committed:
             return None

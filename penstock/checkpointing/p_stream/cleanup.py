@@ -19,7 +19,7 @@ class CleanupRule:
         A start file (`penstock.checkpointing.p_stream.log`) replaces log entries once there are this many
         entries, if few commits are kept.
     min_tail_rows : int
-        An update log is compacted once the number of added rows reaches this limit, and also the number of
+        An update log is compacted once the number of added rows reaches both this limit and the number of
         rows that the last compaction kept.
     """
 

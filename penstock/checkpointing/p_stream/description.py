@@ -175,7 +175,7 @@ def check_schema(schema: pa.Schema, expected: pa.Schema, location: str) -> None:
     Raises
     ------
     InvalidUsageError
-        If a column is missing, unknown, of another type, or given twice.
+        If a column is missing, unknown, of a different type, or given twice.
     """
     names = schema.names
     if len(set(names)) < len(names):

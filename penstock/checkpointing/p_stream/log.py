@@ -12,7 +12,8 @@ Invariants (docs/design/0007-p-streams.md):
 2. Entries are deleted in ascending order, and only entries before the newest start's entry. So if entry n
    still exists after a process has read or created entry n + 1, there is only one entry n + 1. If entry n is
    gone, the process may have created a second entry n + 1, which no other process will find.
-3. A start is durable before an entry that it replaces is deleted, and a release before a row is deleted.
+3. A start is durable before an entry that it replaces is deleted. A release is durable before a row that it
+   releases is deleted.
 """
 
 from __future__ import annotations
@@ -299,8 +300,8 @@ class CommitLog:
         FencedError
             If another session of this writer has begun, or the writer has sessions and `session` is empty.
         CorruptDataError, UnavailableError
-            As for `refresh`. After `UnavailableError` the commit may be in the log; a second call is safe
-            unless the segments were not durable: they may be lost, and must be written again.
+            As for `refresh`. After `UnavailableError` the commit may be in the log; a second call is safe.
+            But if the segments were not durable, they may be lost: write them again first.
         """
 
         def decide() -> Commit | None:
@@ -399,7 +400,7 @@ class CommitLog:
         )
 
     def claim(self, reader: str, start: int, stop: int) -> None:
-        """Keep the rows from `start` to before `stop` unchanged for a reader, despite later compactions.
+        """Keep rows `start` to `stop` - 1 unchanged for a reader, despite later compactions.
 
         Raises
         ------

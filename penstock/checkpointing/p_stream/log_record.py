@@ -27,7 +27,8 @@ __all__ = [
 class Unit:
     """One p-unit of a segment: the position of its block, its number of bytes, and its number of rows.
 
-    A p-unit of a compacted segment covers `span` offsets, and has only the newest rows of these offsets.
+    A p-unit of a compacted segment covers `span` offsets, but has rows for only some of them: the rows that a
+    compaction kept.
     """
 
     at: int
@@ -147,7 +148,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A reader of an update log reads the rows from `start` to before `stop`, and may read them again."""
+    """A reader of an update log reads rows `start` to `stop` - 1, and may read them again."""
 
     reader: str
     start: int

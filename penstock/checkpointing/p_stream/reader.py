@@ -109,9 +109,9 @@ class PStreamReader:
         return pa.Table.from_batches(batches, self.schema)
 
     def _read(self, stop: int, max_rows: int | None) -> tuple[int, list[pa.RecordBatch]]:
-        """Return the offset after the rows, and the rows.
+        """Return the next rows, preceded by the offset after them.
 
-        If a compaction deletes their segments meanwhile, read again.
+        If a compaction deletes the segments of these rows meanwhile, read again.
         """
         while True:
             before = self._stream.log.compaction

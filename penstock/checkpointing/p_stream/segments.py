@@ -274,7 +274,7 @@ def cast_coded(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.Chunked
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `first` to before `stop` of one p-unit. A reader's task reads pieces.
+    """Rows `first` to `stop` - 1 of one p-unit. A reader's task reads pieces.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ class Piece:
     begin : int
         The offset of the p-unit's first row.
     compacted : bool
-        Whether the p-unit has only the newest rows of its offsets.
+        Whether the p-unit is of a compacted segment, and so has rows for only some of its offsets.
     """
 
     segment: str
@@ -312,7 +312,7 @@ class Piece:
 
 
 def pieces(commits: Iterable[Commit], start: int, stop: int) -> Iterator[Piece]:
-    """Return the pieces that hold rows `start` to before `stop` of a stream, in order."""
+    """Return the pieces that hold rows `start` to `stop` - 1 of a stream, in order."""
     for commit in commits:
         offset = commit.offset
         for segment in commit.segments:
@@ -386,7 +386,7 @@ def read_blocks(
 
 
 def _find_rows(piece: Piece, block: TableBlock) -> Piece:
-    """Return a piece of a compacted p-unit with `first` and `stop` as rows in place of offsets."""
+    """Return a piece of a compacted p-unit with `first` and `stop` converted from offsets to rows."""
     import numpy as np
 
     offsets = block.read([OFFSET])[0].to_numpy()

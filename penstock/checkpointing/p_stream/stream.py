@@ -107,7 +107,10 @@ class PStream:
     # ------------------------------------------------------------------------------------ identity
 
     def _files(self, direct_io: bool) -> Files:
-        """Return the stream's directory. In an object store, a copied stream is opened without direct I/O."""
+        """Return the stream's directory, with direct I/O if `direct_io` is set and the directory is local.
+
+        A stream with direct I/O that was copied to an object store is opened without it.
+        """
         if direct_io and isinstance(self.files, LocalFiles):
             return replace(self.files, direct_io=True)
         return self.files
@@ -163,7 +166,7 @@ class PStream:
         Raises
         ------
         InvalidUsageError
-            If `start` is something else, rows from this offset on are released, or the p-stream ends before
+            If `start` is not a valid start, rows from its offset on are released, or the p-stream ends before
             this offset.
         """
         self.refresh()
@@ -206,7 +209,7 @@ class PStream:
             )
 
     def pieces(self, start: int, stop: int, reader: str | None = None) -> list[Piece]:
-        """Return the pieces with the rows from `start` to before `stop`; use the claim of `reader`, if given.
+        """Return the pieces with rows `start` to `stop` - 1; use the claim of `reader`, if given.
 
         Raises
         ------
@@ -243,7 +246,7 @@ class PStream:
         self.log.claim(reader, self._progress(reader), stop)
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows from `start` to before `stop`, one p-unit at a time.
+        """Yield rows `start` to `stop` - 1, one p-unit at a time.
 
         Raises
         ------

@@ -166,7 +166,7 @@ class Survey:
 
     @property
     def committed_rows(self) -> int:
-        """The number of rows in committed p-units. Some of these rows may be released."""
+        """The number of rows in committed p-units. Readers may already have released some of these rows."""
         return sum(commit.rows for commit in self.commits)
 
     @property

@@ -26,8 +26,8 @@ class Threads:
     """A pool of threads that start tasks in the order of submission. Any thread may call it.
 
     Executors of the standard library refuse tasks once the main thread has ended. But after that, other
-    threads and `atexit` handlers may still append rows and wait until they are durable. Tasks that nothing
-    waits for end with the process.
+    threads and `atexit` handlers may still append rows and wait until they are durable. If nothing waits for
+    a task, the task ends when the process ends.
 
     Parameters
     ----------

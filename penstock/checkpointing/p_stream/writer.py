@@ -410,7 +410,8 @@ class PStreamWriter:
         """Return the counts of calls, of calls with durable rows, of pending and written bytes, and of rows.
 
         The result also has the number of column blocks with a chosen codec, and the number of deoptimised
-        blocks. If a value does not fit the chosen codec, the default codec encodes the deoptimised block.
+        blocks. A block is deoptimised if a value does not fit the chosen codec, so that the default codec
+        encodes the block.
         """
         self._check_process()
         blocks, deoptimised = self._coder.blocks()

@@ -26,7 +26,7 @@ __all__ = [
 
 
 def covers(claims: Mapping[str, ReaderClaim], reader: str, start: int, stop: int) -> bool:
-    """Return whether a reader has claimed the rows from `start` to before `stop`, and no earlier rows."""
+    """Return whether a reader has claimed rows `start` to `stop` - 1, and no earlier rows."""
     known = claims.get(reader)
     return known is not None and known.start == start and known.stop >= stop
 
@@ -60,7 +60,7 @@ def keep_view(claimed: ReaderClaim, commits: Sequence[Commit], end: int) -> Read
 def claimed_pieces(
     claimed: ReaderClaim | None, commits: Sequence[Commit], start: int, stop: int
 ) -> Iterator[Piece]:
-    """Return the pieces that hold rows `start` to before `stop`, as a reader with this claim reads them.
+    """Return the pieces that hold rows `start` to `stop` - 1, as a reader with this claim reads them.
 
     Parameters
     ----------

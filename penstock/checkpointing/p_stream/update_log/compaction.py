@@ -1,7 +1,7 @@
 """Compact an update log: replace its rows by the newest row of each key.
 
-Rows keep their offsets. A reader at any offset continues with the newest rows after it, because it has
-already read the newest row of every other key. (docs/design/0018-update-logs.md)
+Rows keep their offsets. A reader at any offset continues with the newest rows after that offset. It misses
+nothing, because it has already read the newest row of every other key. (docs/design/0018-update-logs.md)
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ __all__ = ["CompactionResult", "compact"]
 _LOGGER = logging.getLogger(__name__)
 
 _MARKS = 64
-"""About the number of marks that a compaction keeps. A mark is an offset with the time of its commit."""
+"""The approximate number of marks that a compaction keeps. A mark is an offset with the time of its
+commit."""
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -143,7 +144,7 @@ def _rewrite(stream: PStream, log: UpdateLog, coder: Coder, unit_rows: int) -> C
         newest = newest_rows(rows, log.key, log.time)
         offsets = rows.column(OFFSET).to_numpy()[newest]
         deletes = log.deletes(rows.drop_columns([OFFSET]).take(newest))
-        # A reader that has not passed a delete may have read an older row of its key.
+        # A reader that has not passed a delete may have read an older row of the deleted key.
         passed = min(stream.readers().values(), default=end)
         expired = max((row for row, time in marks if time <= now_us - log.keep_deletes_us), default=0)
         keep = ~(deletes & (offsets < min(passed, expired)))
@@ -217,7 +218,8 @@ def _marks(before: Compaction | None, commits: Sequence[Commit]) -> list[tuple[i
 
 
 def _thin(marks: Sequence[tuple[int, int]], keep_us: int, now_us: int) -> tuple[tuple[int, int], ...]:
-    """Return the newest mark by which deletes expire, and a few later marks, evenly spread over time."""
+    """Return the newest mark that is at least `keep_us` old, and some later marks, evenly spread over
+    time."""
     first = max((place for place, (_, time) in enumerate(marks) if time <= now_us - keep_us), default=0)
     kept = list(marks[first : first + 1])
     for mark in marks[first + 1 :]:

@@ -39,7 +39,7 @@ def newest_rows(rows: pa.Table, key: Sequence[str], time: str) -> _Ints:
 
 
 def _codes(column: pa.ChunkedArray[Any]) -> tuple[_Ints, int]:
-    """Return a number from 0, 1, 2, ... for each distinct value, by row, and the count of these numbers."""
+    """Return, for each row, the number (0, 1, 2, ...) of its distinct value; and the count of numbers."""
     coded: Any = column.combine_chunks().dictionary_encode()
     if isinstance(coded, pa.ChunkedArray):
         coded = coded.combine_chunks()
