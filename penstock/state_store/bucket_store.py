@@ -7,11 +7,11 @@ file that a pointer names, and then the files in its chain, without listing a di
 
 A snapshot is written in the background, after the commit of its version. The first later commit that finds
 the snapshot complete adopts it: the snapshot replaces that commit's chain. The writer first publishes the
-snapshot's parts, and then its *own file*, which only names the parts. The headers of its version and of later
-versions record that the snapshot was begun, and the name of its own file. So any process can find the
-snapshot, and no process begins another snapshot while this one may be adopted. If no commit adopts the
-snapshot in time, its writer is considered lost. Then the commit that begins the next snapshot also writes it,
-because workers may not live long enough to write a snapshot in the background.
+snapshot's parts, and then its *own file*, which only names the parts. The headers of the snapshot's version
+and of later versions record that the snapshot was begun, and the name of the snapshot's own file. So any
+process can find the snapshot, and no process begins another snapshot while this one may be adopted. If no
+commit adopts the snapshot in time, its writer is considered lost. Then the commit that begins the next
+snapshot also writes it, because a worker may end before it has written a snapshot in the background.
 
 Spark may commit more than one attempt at a version. With speculation, or if a lost executor still runs, Spark
 may have the pointer of one attempt in an executor's memory and the pointer of a *sibling* on disk. A task
@@ -245,8 +245,8 @@ class BucketStore(BucketFiles):
         """Sweep if `held` proves that a snapshot has replaced files; return the number of replaced files.
 
         Call it when the pointer of `held` has *arrived* and its state is loaded, never after a commit. It
-        sweeps about once per snapshot, in the caller's thread, because a worker may not live long enough for
-        the background. A failure is logged.
+        sweeps about once per snapshot, in the caller's thread, because a worker may end before it has swept
+        in the background. A failure is logged.
         """
         names = held.releasable_files(self.retain_versions)
         if names:

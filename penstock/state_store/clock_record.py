@@ -30,7 +30,7 @@ _KIND = "clock"
 
 
 class RecordedClock:
-    """A clock that first replays a record, and then reads another clock.
+    """A clock that first replays a record, and then reads `clock`.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class RecordedClock:
         The clock to read after the end of the record. If there is a record, its end is reached only if a
         source returns different rows than before.
     recorded : list of int
-        The recorded readings, in microseconds. Readings of the other clock are appended.
+        The recorded readings, in microseconds. Readings of `clock` are appended.
     """
 
     def __init__(self, clock: Clock, recorded: list[int]) -> None:

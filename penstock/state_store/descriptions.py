@@ -113,7 +113,7 @@ def _names() -> Iterator[str]:
 
 
 _COPIED_BY = {"buckets": "rescale", "schema": "migrate", "left": "migrate", "right": "migrate"}
-"""The commands that copy a query with another value of a setting."""
+"""Maps a setting to the command that copies a query with a new value of this setting."""
 
 
 def changed_setting_error(

@@ -153,13 +153,14 @@ def next_pointer(pointer: Pointer, file_id: FileId) -> Pointer:
 
 
 def number_of(name: str) -> Version | None:
-    """Return the number in a file's name, even of an unfinished file; None for a name of another kind."""
+    """Return the number in a file's name, even of an unfinished file; None if the name has no such number."""
     match = _NAME.fullmatch(name)
     return Version(int(match[1])) if match else None
 
 
 def pointer_of(name: str) -> Pointer | None:
-    """Return the pointer to the finished file `name` of a chain; None for a name of another kind."""
+    """Return the pointer to the finished file `name` of a chain; None if this is not the name of such a
+    file."""
     number = number_of(name)
     if number is None or name.startswith("."):
         return None

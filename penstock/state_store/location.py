@@ -21,7 +21,7 @@ SPECIFICATION_FILE = "operator.punit"
 """The file with an operator's specification, which is fixed for the life of a checkpoint."""
 
 QUERY_NAME = "query_name"
-"""The field in an operator's description with its query's name at the first start."""
+"""The field of an operator's description that holds the name of its query at the first start."""
 
 _BUCKET = re.compile("[0-9]{5,}")
 _SUFFIX = ".punit"

@@ -130,7 +130,7 @@ def _find_or_add_words(
 ) -> tuple[int, int]:
     """Do `_find_or_add` for one-word keys, with two memory accesses per key instead of five.
 
-    All known keys must have one word. The function also stops at a key of another length.
+    All known keys must have one word. The function also stops at a key of a different length.
     """
     mask = table.shape[0] - 1
     limit = min(table.shape[0] // 2, known_hashes.shape[0], known_starts.shape[0] - 1, known_words.shape[0])

@@ -2,7 +2,8 @@
 
 Spark may kill Python workers without warning, so cleanup at process exit is not certain. The owner of a
 directory holds a lock on it. A directory without a lock belongs to an ended process. The next process that
-creates a directory next to it removes it. Unlike process ids, locks also work between containers.
+creates a directory beside it removes the abandoned directory. Unlike process ids, locks also work between
+containers.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Table(Protocol):
         Raises
         ------
         InvalidUsageError
-            If a key column is missing, of another type, or has nulls, or if the values have more text than
+            If a key column is missing, has the wrong type, or has nulls, or if the values have more text than
             one batch can hold.
         """
 
@@ -67,7 +67,7 @@ class Table(Protocol):
         Raises
         ------
         InvalidUsageError
-            If a column is missing or of another type, or a key has nulls.
+            If a column is missing or has the wrong type, or a key has nulls.
         """
 
     def remove(self, keys: pa.RecordBatch) -> int:
@@ -76,7 +76,7 @@ class Table(Protocol):
         Raises
         ------
         InvalidUsageError
-            If a key column is missing, of another type, or has nulls.
+            If a key column is missing, has the wrong type, or has nulls.
         """
 
     def rows(self) -> Iterator[pa.RecordBatch]:
@@ -142,7 +142,7 @@ class Layout:
         Raises
         ------
         InvalidUsageError
-            If a key column is missing, of another type, or has nulls.
+            If a key column is missing, has the wrong type, or has nulls.
         """
         columns = [_column(batch, field) for field in self.key_schema]
         for name, column in zip(self.key, columns, strict=True):
@@ -161,7 +161,7 @@ class Layout:
         Raises
         ------
         InvalidUsageError
-            If a value column is missing or of another type.
+            If a value column is missing or has the wrong type.
         """
         columns = [_column(rows, field) for field in self.value_schema]
         if not columns:
