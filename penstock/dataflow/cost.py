@@ -31,8 +31,9 @@ _READ_MB_S: Final = {
     "market": 170.0,
     "rate": 170.0,
 }
-"""Spark's read rates by format or kind. Unmeasured kinds borrow a rate: ORC and generators the Parquet rate,
-text the CSV rate, and Kafka, which hands JSON to Spark, the JSON rate."""
+"""Spark's read rates by format or kind. Kinds that were not measured use the rate of another kind: ORC and
+generators use the rate of Parquet, text uses the rate of CSV, and Kafka, which hands JSON to Spark, uses the
+rate of JSON."""
 
 _COLUMNAR: Final = frozenset({"parquet", "orc"})
 """Formats from which Spark reads only the needed columns."""

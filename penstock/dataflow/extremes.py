@@ -26,7 +26,7 @@ _KINDS = frozenset({"count", "sum", "min", "max"})
 
 
 def keep_extremes(root: Node) -> Rewritten:
-    """Let buckets prune windows that cannot match the maximum or minimum they are joined with.
+    """Let buckets prune windows that cannot match the maximum or minimum with which the windows are joined.
 
     The rule applies if windows with a column ``x`` are joined with ``max(x)``, which is grouped by window and
     the join columns. The join's condition must hold only for the maximum, such as ``x = most``. A global
@@ -60,7 +60,7 @@ def keep_extremes(root: Node) -> Rewritten:
 
 
 def _extreme(join: WindowJoin, windows: Aggregate, extreme_aggregate: Aggregate) -> Extreme | None:
-    """Describe the windows that can match the maximum or minimum they are joined with.
+    """Describe the windows that can match the maximum or minimum with which the windows are joined.
 
     Return None if the rule does not apply.
     """

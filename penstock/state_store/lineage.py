@@ -159,8 +159,7 @@ def number_of(name: str) -> Version | None:
 
 
 def pointer_of(name: str) -> Pointer | None:
-    """Return the pointer to the finished file `name` of a chain; None if this is not the name of such a
-    file."""
+    """Return the pointer to the finished file `name` of a chain; None if the name is not of this form."""
     number = number_of(name)
     if number is None or name.startswith("."):
         return None

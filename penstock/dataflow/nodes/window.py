@@ -60,7 +60,8 @@ class Window(Node):
     stateful: ClassVar[bool] = True
     label: ClassVar[str] = "window"
     separate: ClassVar[str | None] = None
-    """A name for windows whose ends differ between groups, else None; readers make no fragments for these."""
+    """A name for windows whose ends differ between groups, else None. Readers make no fragments for such
+    windows."""
 
     time: str
     time_unit: TimeUnit

@@ -57,7 +57,7 @@ class TimePanes(Panes):
 
     @property
     def _first_needed(self) -> int | None:
-        """The first pane that is still needed, by an open window or (in `finalize_panes`) until it is final."""
+        """The first pane that is in an open window or, for `finalize_panes`, that is not final."""
         if self._finalizes:
             return self.watermark
         return None if self._next is None else self._layout.spec.start(self._next)

@@ -218,8 +218,7 @@ def _marks(before: Compaction | None, commits: Sequence[Commit]) -> list[tuple[i
 
 
 def _thin(marks: Sequence[tuple[int, int]], keep_us: int, now_us: int) -> tuple[tuple[int, int], ...]:
-    """Return the newest mark that is at least `keep_us` old, and some later marks, evenly spread over
-    time."""
+    """Return the newest mark that is at least `keep_us` old, and some later marks, evenly spread."""
     first = max((place for place, (_, time) in enumerate(marks) if time <= now_us - keep_us), default=0)
     kept = list(marks[first : first + 1])
     for mark in marks[first + 1 :]:
