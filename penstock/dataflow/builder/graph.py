@@ -328,7 +328,7 @@ class Graph(Windows, Streams):
         Raises
         ------
         InvalidUsageError
-            If a join column is missing on one side, or two columns that are not join columns share a name.
+            If a join column is missing on one side, or columns other than the join columns share a name.
         """
         node_name = self._open("lookup", name)
         names = (on,) if isinstance(on, str) else tuple(on)
