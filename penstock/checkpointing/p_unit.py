@@ -112,7 +112,7 @@ class PUnit:
         Raises
         ------
         CorruptDataError
-            If the block is missing, has other columns, or has nulls in a field that allows none.
+            If the block is missing, has different columns, or has nulls in a field that allows none.
         """
         block = self.blocks.get(name)
         if block is None:

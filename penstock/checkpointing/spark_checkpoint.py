@@ -170,7 +170,7 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
     the checkpoint is not on a local disk, only the remains of an unfinished first offset are deleted.
 
     A planned micro-batch whose files are not whole is planned again. A sink other than a p-stream may drop
-    its rows, if it skips micro-batch numbers that it has already seen.
+    the rows of this micro-batch, if the sink skips numbers of micro-batches that it has already seen.
 
     Parameters
     ----------

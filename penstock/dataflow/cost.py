@@ -1,8 +1,8 @@
 """The cost model for p-streams: compare writing and reading a p-stream with reading the source again.
 
 Costs are CPU times per tuple of the source. `benchmarks/p_streams/persist_costs.py` measures the rates below,
-and `benchmarks/results/persist_costs.txt` holds its output from a virtual machine with two cores. Other
-machines have other rates. Only the order of the rates matters, because formats differ by large factors.
+and `benchmarks/results/persist_costs.txt` holds its output from a virtual machine with two cores. The rates
+differ from machine to machine. Only the order of the rates matters, because formats differ by large factors.
 """
 
 from __future__ import annotations

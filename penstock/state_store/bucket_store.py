@@ -25,12 +25,12 @@ Invariants:
 2. A version is the number of earlier commits plus one; its *parent* is the previous version.
 3. The number in a file's name is at least the version that first names the file. For a version's own file,
    the number is that version. For a snapshot, it is the last version that may adopt the snapshot, plus
-   ``retain_versions - 1``. So the snapshot's files stay while any such version is retained. When the
-   snapshot's own file may exist, rule 5 alone decides when its parts are deleted.
+   ``retain_versions - 1``. So the snapshot's files stay while any such version is retained. Once the
+   snapshot's own file may exist, rule 5 alone decides when the snapshot's parts are deleted.
 4. The arrival of the pointer of version v proves that v was committed. The pointers of the
-   ``retain_versions`` newest versions up to v may still arrive, and for each of them the pointer of any
-   sibling. Attempts that still run and can be committed follow one of these versions or version v -
-   ``retain_versions``. All these versions are *recent*.
+   ``retain_versions`` newest versions up to v may still arrive. Instead of each of these pointers, the
+   pointer of any sibling may arrive. Attempts that still run and can be committed follow one of these
+   versions or version v - ``retain_versions``. All these versions are *recent*.
 5. A file is deleted only after a pointer has arrived, and only if two conditions hold. No recent version, of
    any attempt, has the file in its chain. The file's number is below the recent versions, or the file was in
    the chain that arrived before a snapshot replaced it. If a recent version cannot be read, nothing is

@@ -46,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 class Description(NamedTuple):
-    """The identity and the columns of a p-stream, its kind of I/O, and its update log, if it is one."""
+    """The identity and the columns of a p-stream, its kind of I/O, and its definition as an update log."""
 
     identity: str
     schema: pa.Schema

@@ -125,7 +125,7 @@ class Survey:
     writers, readers : tuple
         The writers and the subscribed readers.
     spare : tuple of Commit
-        The commits that all readers have passed, which a trim deletes.
+        The commits that all readers have passed. A trim deletes them.
     garbage : tuple of Garbage
         The files that ended attempts and processes have left behind.
     pending_files, pending_bytes : int

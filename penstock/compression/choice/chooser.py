@@ -152,7 +152,7 @@ class Chooser:
 def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "balanced") -> Plan:
     """Return a plan for an array of any length, based on a few of its values.
 
-    The plan is not checked against all values, so it may not fit.
+    The plan is not checked against all values, so some values may not fit it.
     """
     array = array.cast(kind) if is_coded_text(array.type, kind) else array
     return _decide(array, goal_of(goal), None, quick=True)
@@ -207,7 +207,7 @@ def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: boo
 def _tokens(
     array: pa.Array[Any], short: pa.Array[Any], long: pa.Array[Any], goal: Goal, best_plan: tuple[float, Plan]
 ) -> Iterator[tuple[float, Plan]]:
-    """Yield the plan that encodes texts as tokens, and its cost, if it may be cheaper than `best_plan`."""
+    """Yield the plan that encodes texts as tokens, and its cost, if it can be cheaper than `best_plan`."""
     size = raw_bytes(to_streams(long))
     if token_cost(0, size, goal) >= best_plan[0] or not size:
         return

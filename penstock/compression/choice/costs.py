@@ -1,10 +1,10 @@
 """The cost of an encoded stream: a model of its size, the time to encode and decode it, and write bandwidth.
 
 The cost of a value is the time in nanoseconds to encode it, to write its bytes at the bandwidth, and to
-decode it, with a weight. Sizes are measured on an encoded sample. Times are constants of each codec, summed
-over the encoded tree, so a codec that sees few values (such as the values of runs) costs little. (Scabbard
-§5.2 leaves such a model to future work. Its goals "minimise time" and "minimise bytes" correspond to an
-infinite and a zero bandwidth.)
+decode it. The time to decode is multiplied by a weight. Sizes are measured on an encoded sample. Times are
+constants of each codec, summed over the encoded tree, so a codec that sees few values (such as the values of
+runs) costs little. (Scabbard §5.2 leaves such a model to future work. Its goals "minimise time" and "minimise
+bytes" correspond to an infinite and a zero bandwidth.)
 """
 
 from __future__ import annotations

@@ -63,9 +63,10 @@ def _divide(integers: Ints, power: float, scratch: Any, out: Any) -> None:
 
 @kernel
 def _to_integers(values: Any, raw: Ints, power: float, out: Ints, positions: Any, most: int) -> int:
-    """Write each value's integer, and the positions of exceptions; return their number, or -1 if too many.
+    """Write each value's integer, and the positions of exceptions.
 
-    `raw` are the bits of `values`. An exception gets the integer of the value before it.
+    Return the number of exceptions, or -1 if there are too many. `raw` are the bits of `values`. An
+    exception gets the integer of the value before it.
     """
     count = 0
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
@@ -185,7 +186,10 @@ def digits_of(values: Ints) -> int | None:
 
 
 class _AsIntegers(Transform):
-    """A codec of floats as integers. Children: the integers, the positions of exceptions, and their bits."""
+    """A codec of floats as integers.
+
+    Children: the integers, the positions of exceptions, and the bits of exceptions.
+    """
 
     def _finish(self, values: Ints, positions: Ints, parameters: bytes) -> Callable[[Node], Node]:
         width, count, exceptions = width_code(values), values.size, values[positions]

@@ -23,7 +23,7 @@ _BITS = np.array([0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30, 60], np.int6
 
 @kernel
 def _write(values: Any, counts: Any, bits: Any, out: Any, sizes: Ints) -> int:
-    """Write unsigned values, and the bytes of each sub-block of 1,024.
+    """Write unsigned values, and the size in bytes of each sub-block of 1,024 values.
 
     Return the number of words, or -1 if a value has more than 60 bits.
     """

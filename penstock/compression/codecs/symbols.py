@@ -29,7 +29,7 @@ from penstock.compression.parts import ends_of
 __all__ = ["Symbols"]
 
 _FRAME = 1 << 16
-"""The bytes of a frame, which is encoded independently."""
+"""The size of a frame in bytes. Each frame is encoded independently."""
 _SAMPLE = 1 << 14
 _STRETCH = 1 << 9
 _SPARE = 64

@@ -5,9 +5,9 @@ value, from the previous value, or from a straight line through the previous two
 run in one pass over a sub-block, which stays in the first cache. All arithmetic wraps around, so every value
 of a type round-trips; all values are signed integers.
 
-A full sub-block of width w takes ``128 * w`` bytes. Its offsets are cut to words of T bits, the least of 8,
-16, 32 and 64 that is at least w. They lie in ``1024 / T`` lanes: offset i is in lane ``i % lanes`` at row
-``i // lanes``. The rows of a lane follow one another in its words without gaps, bit 0 first. Word k of all
+A full sub-block of width w takes ``128 * w`` bytes. The offsets are arranged in rows of ``1024 / T`` lanes,
+where T is the least of 8, 16, 32 and 64 that is at least w: offset i is in lane ``i % lanes`` of row ``i //
+lanes``. The offsets of a lane follow one another without gaps in words of T bits, bit 0 first. Word k of all
 lanes comes before word k + 1 of any lane. So one shift serves all lanes of a row, and compilers turn rows
 into vector instructions. The last sub-block, when it is not full, is one run of bits instead, bit 0 of the
 first byte first, in ``ceil(count * w / 8)`` bytes.
@@ -90,7 +90,7 @@ class Packed(NamedTuple):
     exceptions : (sub-blocks,) or (0,) int16
         The number of offsets that do not fit; empty without patching.
     positions, highs : (all exceptions,) int16 and of the values' width
-        The positions of exceptions in the sub-block, and their bits beyond the width.
+        The positions of exceptions in the sub-block, and the exceptions' bits beyond the width.
     payload : Bytes
         The sub-blocks, one after the other.
     """
@@ -180,7 +180,10 @@ def unpack_offsets(x: Bytes, at: int, width: int, base: Any, out: Any) -> None:
 
 @kernel
 def _cheapest_width(offsets: Any, widest: int, counts: Any) -> int:
-    """Return the width that takes the fewest bits. An exception takes 16 bits, and its high bits."""
+    """Return the width that takes the fewest bits.
+
+    An exception takes 16 bits for its position, plus its high bits.
+    """
     for width in range(65):
         counts[width] = 0
     for i in range(offsets.shape[0]):

@@ -151,8 +151,9 @@ class Streams(GraphBase):
         Raises
         ------
         InvalidUsageError
-            If a join column is missing on one side or its types differ, columns other than the join columns and
-            the time share a name, update streams are not joined by their key, or the condition is not boolean.
+            If a join column is missing on one side or its types differ, columns other than the join columns
+            and the time share a name, update streams are not joined by their key, or the condition is not
+            boolean.
         """
         node_name = self._open("join", name)
         option_names = (*JoinArguments.__annotations__, "condition", "unit", "updates")

@@ -195,8 +195,8 @@ class Windows(GraphBase):
         Raises
         ------
         InvalidUsageError
-            If windows do not end together, a join column is missing on one side, columns other than the
-            join columns and ``window`` share a name, or the windows have `late_to`.
+            If windows do not end together, a join column is missing on one side, columns other than the join
+            columns and ``window`` share a name, or the windows have `late_to`.
         """
         node_name = self._open("join_windows", name)
         names = (on,) if isinstance(on, str) else tuple(on)

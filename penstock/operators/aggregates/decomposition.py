@@ -134,7 +134,7 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     Notes
     -----
     ``stddev`` is the sample standard deviation, as in Spark. It is computed from the count and the sum of
-    squared deviations from the mean, which stays precise for large means. ``first`` and ``last`` order by
+    squared deviations from the mean, and so stays precise for large means. ``first`` and ``last`` order by
     time; in Spark they order by arrival.
     """
     group = tuple(group_by)

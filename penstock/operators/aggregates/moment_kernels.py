@@ -24,7 +24,7 @@ _EXACT = 1 << 53
 
 @kernel
 def _distance(value: Any, center: Any) -> Any:
-    """Return the distance of two 64-bit integers as a float, because it may exceed 64 bits."""
+    """Return the distance of two 64-bit integers as a float, because the distance may exceed 64 bits."""
     distance = value - center
     if ((value ^ center) & (value ^ distance)) < 0:
         return np.float64(value) - np.float64(center)

@@ -73,9 +73,9 @@ _INTERVAL = 0.5
 LONGEST_INTERVAL = 0.2
 """A trigger interval is at most this share of the tightest limit."""
 _LONGEST_PACED = 1.1
-"""A cycle up to this multiple of the bucket's trigger interval may have waited for the trigger. The query has
-the least interval of all buckets, so its cycles may be shorter. They may be a little longer, because the task
-starts a little earlier or later after each trigger."""
+"""A cycle up to this multiple of the bucket's trigger interval may have waited for the trigger. A cycle can
+be shorter than the bucket's interval, because the query uses the least interval of all buckets. It can be a
+little longer, because the task starts a little earlier or later after each trigger."""
 _TRIAL = 1.5
 """To learn the cost of a tuple, a micro-batch serves this multiple of the tuples that recent micro-batches
 served."""

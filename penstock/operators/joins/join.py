@@ -7,8 +7,8 @@ After a micro-batch the newest match of each key is delivered if it is newer tha
 The state has the times of each key's last match, and the tuples of each side that a future match may need. In
 UpStream no tuples are out of order. Here a tuple is *late* if it is older than the watermark, or more than
 ``within`` older than the last match of its key. The watermark is the newest time of earlier micro-batches
-less ``delay``. With a time to live, a tuple is also late if its key may have left the state: if the tuple is
-not newer than the horizon (`penstock.operators.joins.key_lives`). Late tuples are dropped. If several tuples
+less ``delay``. With a time to live, a tuple is also late if it is not newer than the horizon, because its key
+may have left the state (`penstock.operators.joins.key_lives`). Late tuples are dropped. If several tuples
 have the same side, key and time, the first is kept. Deletes remove tuples and matches
 (`penstock.operators.joins.key_deletes`).
 

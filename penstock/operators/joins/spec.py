@@ -44,8 +44,8 @@ class JoinedStream:
         The columns of the left side, then the columns of the right side without key and time, and without the
         marks of deletes (`UpdateStream.deleted`). The time is the greater of both times.
     results : pyarrow.Schema
-        The columns of results. If a side has deletes, these are the columns of `schema`, which may all be
-        null, and a mark of deletes.
+        The columns of results. If a side has deletes, these are the columns of `schema` (every column can be
+        null) and a mark of deletes.
 
     Raises
     ------

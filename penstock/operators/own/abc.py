@@ -114,7 +114,7 @@ class Operator(ABC):
 
 
 def name_of_operator(operator: Operator) -> str:
-    """Return the name of an operator's class, which its checkpoint stores."""
+    """Return the name of an operator's class. The operator's checkpoint stores this name."""
     kind = type(operator)
     return kind.__qualname__ if kind.__module__ == "__main__" else f"{kind.__module__}:{kind.__qualname__}"
 

@@ -1,7 +1,7 @@
 """The records of an update queue's keys, in memory or in a table.
 
 An active key has a number, which is its index in arrays in memory. An *idle* key, one that does not wait,
-needs only its stored columns. So a working copy of a bucket may keep all records in a table, for example on
+needs only its stored columns. So a working copy of a bucket can keep all records in a table, for example on
 local disk (`penstock.state_store.tables.table`), and forget the numbers of idle keys. When a forgotten key
 returns, its record is fetched. The stored files are the same in both cases.
 """

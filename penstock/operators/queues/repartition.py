@@ -151,7 +151,7 @@ def source_buckets(bucket: int, buckets: int, old_buckets: int) -> range:
 
 
 def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState:
-    """Return one bucket's state from parts of other buckets' states, which have no key in common.
+    """Merge parts of old buckets' states, which have no key in common, into the state of one new bucket.
 
     Parameters
     ----------

@@ -46,10 +46,10 @@ def correct_costs(
 ) -> npt.NDArray[np.float64]:
     """Correct the costs of keys that were served together.
 
-    Only the sum of the costs is measured. All costs change by one factor, so that their sum approaches the
-    measurement. Different keys are served together each time, so the costs approach values that explain all
-    measurements. This is the multiplicative algebraic reconstruction of R. Gordon, R. Bender and G. Herman,
-    "Algebraic Reconstruction Techniques", Journal of Theoretical Biology 29, 1970.
+    Only the sum of the costs is measured. All costs are multiplied by the same factor, so that their sum
+    approaches the measurement. Different keys are served together each time, so the costs approach values
+    that explain all measurements. This is the multiplicative algebraic reconstruction of R. Gordon, R. Bender
+    and G. Herman, "Algebraic Reconstruction Techniques", Journal of Theoretical Biology 29, 1970.
 
     Parameters
     ----------

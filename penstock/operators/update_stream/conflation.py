@@ -103,7 +103,7 @@ def _keep_newest_of_words(
 ) -> tuple[int, int]:
     """Like `_keep_newest`, for one-word keys from `begin` on; stop before a block that might not fit.
 
-    Ids are looked up one block at a time, so they stay in the fastest cache.
+    Ids are looked up one block at a time, so that a block stays in the fastest cache.
     """
     size = words.shape[0]
     has_arrival, united = arrival.shape[0] > 0, source.shape[0] > 0
@@ -134,7 +134,7 @@ class Conflation:
     Attributes
     ----------
     rows_seen, bytes_seen : int
-        Number of rows added, and their bytes.
+        Number of rows added, and their size in bytes.
     newest_bytes : int
         Bytes of the newest rows when older rows were last dropped.
     """

@@ -90,7 +90,7 @@ def _contains(prints: Words, table: Words, out: npt.NDArray[np.bool_]) -> None:
 def _remove(prints: Words, table: Words) -> int:
     """Remove fingerprints whose last word is not 0; return the number of removed fingerprints.
 
-    Entries behind a removed entry move up, so that the empty slot does not end their search early.
+    Entries behind a removed entry move up, so that the empty slot does not end a search for them early.
     """
     slots, width = table.shape[0], table.shape[1]
     count = 0

@@ -54,7 +54,7 @@ def _pieces(
     """Divide windows into about `count` pieces, each a range of entries and a range of windows.
 
     Only large groups are divided. Windows overlap, so neighbouring pieces of a group have some entries in
-    common. To limit their number, a piece is at least half a window long.
+    common. To limit the number of such entries, a piece is at least half a window long.
     """
     most = -(-len(ids) // max(count, 1))
     cuts = {0, len(ids)}

@@ -338,8 +338,8 @@ def commit(ids: Integers, now_us: int, state: State) -> None:
 def serve_ready(limit: int, state: State) -> Integers:
     """Serve the available tuples of all READY keys; return up to `limit` keys with complete windows.
 
-    The returned keys leave upq. Keys of incomplete windows become IDLE. Other keys of complete windows stay
-    READY.
+    The returned keys leave upq. Keys of incomplete windows become IDLE. Keys of complete windows beyond
+    `limit` stay READY.
     """
     key_rows, _, registers, _, _, _ = state
     served = np.empty(min(limit, registers[READIES]), np.int64)
