@@ -8,8 +8,8 @@ checkpoint's pointers a survey is exact. The files alone prove less. A task writ
 pointer to w - 1 has arrived, which proves that w - 1 was committed (`bucket_store`). The header of w names
 that pointer as its parent. So the newest *proven* pointer is the parent of any file of the highest version.
 Files of the highest version itself may be committed, in flight or lost. Also, a version that was once
-committed need not be committed now: after a checkpoint is restored to an older state, the first version that
-it commits looks like a lost attempt.
+committed is not always committed now: after a checkpoint is restored to an older state, the first version
+that the query commits looks like a lost attempt.
 
 Invariants:
 

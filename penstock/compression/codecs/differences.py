@@ -100,7 +100,7 @@ def divisor_of(values: Ints) -> int:
 
 
 def _factors_of(values: Ints) -> tuple[int, Ints]:
-    """Return `divisor_of` the values, and each value's difference from the first divided by this divisor."""
+    """Return `divisor_of` the values, and each value's difference from the first value, divided by it."""
     factors = np.zeros(values.size, np.int64)
     if values.size < 2 or int(values.max()) - int(values.min()) >= 1 << 63:
         return 1, factors

@@ -60,8 +60,7 @@ class Window(Node):
     stateful: ClassVar[bool] = True
     label: ClassVar[str] = "window"
     separate: ClassVar[str | None] = None
-    """A name for windows whose ends differ between groups, else None. Readers make no fragments for such
-    windows."""
+    """A name for windows whose ends differ between groups, else None; readers make no fragments for these."""
 
     time: str
     time_unit: TimeUnit

@@ -26,9 +26,9 @@ class Standing:
     staleness : Staleness
         The application staleness of the class in the micro-batch.
     late_us, time_us : float
-        The time during which keys were staler than the limit, and the total time, each summed over keys, in
-        the last seconds. This staleness includes the rest of the micro-batch after the operator's work, which
-        is mostly time in the sink.
+        In the last seconds: the time during which keys were staler than the limit, and the total time. Both
+        are summed over keys. This staleness includes the rest of the micro-batch after the operator's work,
+        which is mostly time in the sink.
     needs : float or None
         The work of the class divided by the work that can be done in time; see `Decision.needs`. None if the
         fixed cost of a micro-batch alone is too long.

@@ -140,7 +140,7 @@ class KeyExpiry:
                 self.candidates = np.union1d(self.candidates, near)
 
     def find(self, records: KeyRecords, lives: Lives | None = None) -> Integers:
-        """Return the idle keys whose newest tuple is at or before its horizon, in no particular order.
+        """Return the idle keys whose newest tuple is at or before the key's horizon, in no particular order.
 
         Parameters
         ----------

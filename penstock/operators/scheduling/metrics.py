@@ -47,7 +47,7 @@ class BatchMetrics:
     committed, rejected : int
         For transactions: ``rows_in == committed + rejected + growth of held``.
     rejections : dict of str to int
-        The number of rejected transactions by reason, which is a text of the procedure.
+        The number of rejected transactions, by the text of the reason.
     requests : int
         For transactions: the number of answered requests of clients.
     forwarded : int

@@ -17,7 +17,7 @@ class Policy(StrEnum):
         equally often (UpStream §5.2).
     LINECUTTING
         As IN_PLACE, but an update of a slow key (``u_k < 1 / (c * n)``) goes to the front (UpStream §5.3).
-        u_k is the key's update rate, and c the cost of a tuple. n counts all keys that wait or are in
+        u_k is the key's update rate, and c is the cost of a tuple. n counts all keys that wait or are in
         service, including the key itself, because all of them are served before the key's next turn. Keys
         that cut the line keep their order among themselves, so the queue is IN_PLACE if all keys are slow.
     FRESHEST

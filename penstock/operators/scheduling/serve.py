@@ -272,7 +272,7 @@ def serve(
         queue.deliver(served, finished)
     failpoint("operator.after_apply")
     if not timed and waited and served_at is not None:
-        # Without query and time budget, the budget determines the cost of a tuple: the time between services.
+        # Without a query and a time budget, the cost of the served tuples is the time between two services.
         queue.observe_cost(finished - served_at, metrics.emitted)
     metrics.queue_staleness, metrics.application_staleness = queue.account_staleness(finished)
     metrics.waiting_keys = queue.servable

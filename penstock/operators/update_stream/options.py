@@ -103,8 +103,8 @@ def check_cost(cost: str | None, policy: str, semantics: str, apply: object) -> 
     Raises
     ------
     InvalidUsageError
-        If the cost is neither a duration nor measured by key. If it is measured by key, but `apply` is
-        missing, the policy is not freshest, or the semantics are not update.
+        If the cost is neither a duration nor measured by key; or if it is measured by key, although `apply`
+        is missing, the policy is not freshest, or the semantics are not update.
     """
     if cost != COST_BY_KEY:
         cost_of(cost)

@@ -3,7 +3,7 @@
 The set stores the fingerprint of each key. The fingerprint of a one-word key is the hash of the word
 (`penstock.state_store.keys.key_words.hash_words`), which is invertible, so no two keys collide. Other keys
 have 128 bits, half of which depend on a secret of the set: a collision among a billion keys has a probability
-below 1e-19, and nobody can construct one.
+below 1e-19, and nobody can construct a collision.
 """
 
 from __future__ import annotations

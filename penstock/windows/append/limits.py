@@ -20,8 +20,8 @@ class PaneLimits:
     min_entries_for_stacks : int
         The minimum number of entries for which stacks are built.
     min_sharing_for_stacks : int
-        Minimum ratio of the window length to the time that a micro-batch advances, for which stacks are
-        built.
+        Stacks are built only if the ratio of the window length to the time that a micro-batch advances is at
+        least this number.
     min_silent_groups, groups_per_live : int
         Groups without entries are forgotten if there are more of them than `min_silent_groups`, plus
         `groups_per_live` for each group with entries. Then the remaining groups are renumbered.
