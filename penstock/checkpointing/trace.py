@@ -32,9 +32,9 @@ The trace is off unless the environment variable ``PENSTOCK_TRACE`` names a file
 appends JSON lines, or `tracing` injects a sink. A line is written before an effect that deletes or publishes
 something (``commit``, ``release``, ``trim``, ``deleted``), and after any other effect. So the order of the
 lines proves the order of the effects. After a ``commit`` succeeds, a line ``committed`` follows. Both lines
-name the writer and its session, because another entry may take the number that a commit tried. If one sync is
-for segments and entry, ``persisted`` comes between the two.
-`tests.models.replay` replays a trace through the model of the protocol (docs/design/0006).
+name the writer and its session, because another entry may take the number that a commit tried. If one sync
+makes both segments and entry durable, ``persisted`` comes between the two. `tests.models.replay` replays a
+trace through the model of the protocol (docs/design/0006).
 """
 
 from __future__ import annotations

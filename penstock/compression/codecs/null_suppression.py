@@ -164,7 +164,7 @@ class WordNullSuppression(Codec):
     """Keeps each sub-block in the narrowest words of 0, 8, 16, 32 or 64 bits that hold its values.
 
     Child: the size of a word in each sub-block, in bytes. This codec is for readers that need whole words;
-    `NullSuppression` is smaller.
+    `NullSuppression` makes smaller streams.
     """
 
     number = 3

@@ -370,7 +370,7 @@ def _unpack(
 
 
 def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
-    """Pack `values`, signed integers of any width, at least one."""
+    """Pack `values`: one or more signed integers of any width."""
     count, dtype = values.size, values.dtype
     blocks = -(-count // SUB_BLOCK)
     widths, bases = np.empty(blocks, np.int8), np.empty(blocks, dtype)

@@ -119,7 +119,10 @@ def _mask(word: Any, size: int) -> Any:
 
 @kernel
 def _eight_digits(word: Any) -> Any:
-    """Return the number of eight digits, each less 48; the first digit is the lowest byte."""
+    """Return the number that eight digits stand for.
+
+    Each byte is a digit less 48; the first digit is lowest.
+    """
     pairs = word * np.uint64(10) + (word >> np.uint64(8))
     low = (pairs & np.uint64(0x000000FF000000FF)) * np.uint64(0x000F424000000064)
     high = ((pairs >> np.uint64(16)) & np.uint64(0x000000FF000000FF)) * np.uint64(0x0000271000000001)

@@ -90,7 +90,7 @@ class Forms:
     pieces : list of Piece
         The first pieces of texts.
     share : float
-        The approximate encoded share of the sample's bytes.
+        The approximate size of the encoded sample, as a share of the sample's bytes.
     """
 
     split: bool

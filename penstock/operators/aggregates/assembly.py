@@ -190,7 +190,7 @@ def _mean(total: pa.Array[Any], count: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _floats(total: pa.Array[Any]) -> pa.Array[Any]:
-    """Return sums as floats, which may be null."""
+    """Return a column of sums as floats. Nulls stay null."""
     mask = total.is_null().to_numpy(zero_copy_only=False) if total.null_count else None
     return pa.array(as_floats(total), mask=mask)
 

@@ -24,7 +24,7 @@ class KeyLives:
     last : int64 array
         The time of each key's newest tuple; `NEVER` for a key without state.
     horizon : int
-        Keys whose last time is at most this have left.
+        Keys whose newest tuple is at or before this time have left.
     expired : int
         The number of keys that left so far.
     """
