@@ -41,7 +41,7 @@ _MODULES: Final[dict[Extra, tuple[str, str]]] = {
 
 
 def need_extra(extra: Extra, purpose: str) -> None:
-    """Check that an optional dependency is installed, before the work that needs it begins.
+    """Check that an optional dependency is installed. Callers do this before the work that needs it begins.
 
     Parameters
     ----------

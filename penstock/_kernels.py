@@ -60,8 +60,8 @@ def _load_array_functions() -> None:
     """Load numba's array functions without scipy's linear algebra.
 
     The array functions only check that scipy exists, and kernels do not use scipy. Loading scipy takes a
-    seventh of the time to a process's first row. A function that uses scipy loads it when the function is
-    compiled.
+    seventh of the time until a process's first row. If a function uses scipy, scipy is loaded when the
+    function is compiled.
     """
     from numba.np import linalg
 
@@ -90,7 +90,7 @@ def _private(directory: Path) -> bool:
 
 
 def _choose_cache(package: Path) -> Path | None:
-    """Return the directory of the cache, or None to leave it beside the sources in `package`."""
+    """Return the directory of the cache; None if the cache stays beside the sources in `package`."""
     if os.access(package, os.W_OK):
         return None
     home = os.environ.get("HOME")
@@ -138,7 +138,7 @@ UNCOMPILABLE: tuple[type[Exception], ...] = (numba.core.errors.NumbaError, TypeE
 
 
 def users_kernel(function: F, *, checks_bounds: bool = False) -> F:
-    """Compile a user's function, or a function that calls one, as `kernel` does, but without a cache.
+    """Compile a user's function, or one that calls a user's function, like `kernel` but without a cache.
 
     A cache would be wrong, because numba would not notice a change in a module that the function calls.
 
@@ -183,7 +183,7 @@ def program_kernel(function: F, *, counts_references: bool = True) -> F:
 
 
 def load_generated(name: str, source: str) -> ModuleType:
-    """Load a module of generated kernels from a file beside numba's cache. The file is the cache's key.
+    """Load generated kernels from a file beside numba's cache. Numba finds cached code by this file.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def load_generated(name: str, source: str) -> ModuleType:
 
 
 def load_run(source: str, inlined: bytes = b"") -> Callable[..., int]:
-    """Return the function ``run`` of a generated module, whose identity includes the `inlined` text."""
+    """Return the function ``run`` of a generated module, whose name depends on `source` and `inlined`."""
     name = hashlib.sha256(source.encode() + inlined).hexdigest()[:32]
     run: Callable[..., int] = load_generated(name, source).run
     return run

@@ -1,9 +1,10 @@
 """The command ``penstock``.
 
-Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick. ``check``,
-``design``, ``ingest``, ``pack``, ``predict``, ``replay``, ``serve``, and without ``--checkpoint`` also ``gc``
-and ``inspect``, start no JVM. Exit codes: 0 for success, 1 when a run fails or data is damaged or cannot be
-read, 2 for a wrong command line or configuration, 130 and 143 when SIGINT or SIGTERM stopped the run.
+Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick. These commands
+start no JVM: ``check``, ``design``, ``ingest``, ``pack``, ``predict``, ``replay``, ``serve``, and, without
+``--checkpoint``, ``gc`` and ``inspect``. Exit codes: 0 for success, 1 when a run fails or data is damaged or
+cannot be read, 2 for a wrong command line or configuration, 130 and 143 when SIGINT or SIGTERM stopped the
+run.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ EngineOption = Annotated[
 ]
 
 OWN_PROCESS = "own process"
-"""The object of the context of a command that has the process to itself."""
+"""The value of a context's ``obj`` if the command has the process to itself."""
 
 
 def _print_version(value: bool) -> None:

@@ -24,11 +24,11 @@ __all__ = [
 
 _MIN_SECRET_CHARACTERS: Final = 4
 _hidden: dict[str, str] = {}
-"""The secrets of this process, and the text that messages show in place of each."""
+"""The secrets of this process, each with the text that messages show in its place."""
 
 
 def hide_value(value: str, shown: str) -> None:
-    """Hide a value, such as a password: all later messages of this process show another text in its place.
+    """Hide a value, such as a password: all later messages of this process show `shown` in its place.
 
     A value of up to three characters is not hidden: it occurs in too many words.
     """

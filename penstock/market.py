@@ -90,7 +90,7 @@ class Market:
     skew : float
         The expected ratio of updates of the most and the least active symbol. With 1 all are equally active.
     seed : int
-        Another seed gives other trades of the same shape. Only 64 bits of it are used.
+        A different seed gives different trades with the same distribution. Only 64 bits of the seed are used.
     start_us : int
         Event time of row 0, in microseconds since the Unix epoch.
 
@@ -140,7 +140,7 @@ class Market:
 
     @cached_property
     def weights(self) -> _F64:
-        """Expected share of each symbol in the rows, by rank, the most active first; float64, sums to 1."""
+        """Expected share of the rows for each symbol, the most active symbol first; float64, sums to 1."""
         ranks = np.arange(self.symbols, dtype=np.float64)
         weights = self.skew ** (-ranks / max(self.symbols - 1, 1))
         return weights / weights.sum()
@@ -169,7 +169,7 @@ class Market:
 
     @cached_property
     def _guide(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The first and the last symbol that a draw may select, for each of many equal slices of [0, 1)."""
+        """The first and the last symbol that a draw in each of many equal slices of [0, 1) can select."""
         slices = 1 << 16
         edges = np.arange(slices + 1, dtype=np.float64) / slices
         first = self._cumulative.searchsorted(edges[:-1], side="right").astype(np.int32)
@@ -187,12 +187,12 @@ class Market:
         return int(mixed[0])
 
     def row_at(self, time_us: int) -> int:
-        """Return how many rows have an event time before or at `time_us`; 0 before the start."""
+        """Return how many rows have an event time of at most `time_us`; 0 before the start."""
         elapsed_us = time_us - self.start_us
         return 0 if elapsed_us < 0 else ((elapsed_us + 1) * self.rate - 1) // 1_000_000 + 1
 
     def ranks(self, start: int, end: int) -> _I64:
-        """Return the rank of the symbol of each row from `start` to before `end`, int64."""
+        """Return the rank of the symbol of each row from `start` to `end` - 1, int64."""
         rows = np.arange(start, end, dtype=np.int64)
         return self._draw(_unit(_hashes(rows, self._stream(_SYMBOL))))
 
@@ -241,7 +241,7 @@ class Market:
         return pa.StringArray.from_buffers(len(ranks), pa.py_buffer(offsets), pa.py_buffer(text))
 
     def batch(self, start: int, end: int) -> pa.RecordBatch:
-        """Return the rows from `start` to before `end`.
+        """Return the rows from `start` to `end` - 1.
 
         Parameters
         ----------

@@ -2,8 +2,8 @@
 
 `publish` makes a file appear whole or not at all. It writes the file under a temporary name in the same
 directory, syncs the file, links it under its final name, which must be new, and syncs the directory. `create`
-writes under the final name at once, so its file is whole and durable only after a sync of the file system.
-Only the user who runs the process can read the files.
+writes under the final name at once, so a file that it makes is whole and durable only after a sync of the
+file system. Only the user who runs the process can read the files.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def publish(
     direct_io : bool
         Whether to write the file by direct I/O, which bypasses the page cache.
     sync : callable, optional
-        A function that replaces the sync of the file in step 2 by a sync of the whole file system; see
-        `FileSystem`.
+        A function that syncs the whole file system. It is called in step 2 instead of the sync of the file;
+        see `FileSystem`.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_file_system(path: Path) -> None:
-    """Make durable all writes so far, of any process, to the file system of `path`.
+    """Make durable what all processes have written so far to the file system of `path`.
 
     Raises
     ------
@@ -246,7 +246,7 @@ def sync_file_system(path: Path) -> None:
 
 
 def sync_descriptor(descriptor: int) -> None:
-    """Make durable all writes so far to the file system of an open file; raise an `OSError` if it fails."""
+    """Make durable what all processes have written to the file system of an open file, or raise `OSError`."""
     sync = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if sync is None:  # only Linux has this call
         sync_everything()
@@ -255,5 +255,5 @@ def sync_descriptor(descriptor: int) -> None:
 
 
 def sync_everything() -> None:
-    """Make durable all writes so far, of any process on this machine; failures are not reported."""
+    """Make durable what all processes on this machine have written so far. Failures are not reported."""
     os.sync()

@@ -71,7 +71,7 @@ class AppendedFile:
             raise
 
     def _write_zeros(self, count: int) -> None:
-        """Write `count` zeros at the file's start, unless this leaves less than `count` bytes on the disk."""
+        """Write `count` zeros at the file's start, if at least `count` bytes then stay free on the disk."""
         free = os.fstatvfs(self._descriptor)
         if free.f_bavail * free.f_frsize < 2 * count:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

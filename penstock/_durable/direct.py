@@ -1,6 +1,6 @@
 """Read and write files by direct I/O (``O_DIRECT`` of Linux), which bypasses the page cache.
 
-According to open(2), a process must not fork while another of its threads reads in this way.
+According to open(2), a process must not fork while one of its threads reads in this way.
 """
 
 from __future__ import annotations

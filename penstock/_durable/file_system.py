@@ -22,7 +22,7 @@ _REPORTS_ERRORS = (5, 8)
 class FileSystem:
     """The file system of a directory.
 
-    The directory stays open, so each sync reports all writes that have failed since the sync before.
+    The directory stays open, so each sync reports all writes that have failed since the previous sync.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class FileSystem:
         return path.stat().st_dev == self._device
 
     def sync(self) -> None:
-        """Make durable all writes so far, of any process.
+        """Make durable what all processes have written so far to this file system.
 
         Raises
         ------

@@ -60,8 +60,8 @@ def design(
         A mapping from names of procedures and workflows to events; or pairs of a name and events, in the
         order of calls. Each procedure is compiled for its events.
     log : str or path, optional
-        The directory of a database. The requests are the calls since the database's newest version. Another
-        process may have the database open meanwhile.
+        The directory of a database, which another process may have open. The requests are the calls since the
+        database's newest version.
     tables : mapping, optional
         With `requests`, the rows that the tables have before the requests. The rows are needed if procedures
         use indexes, or compute keys that the events do not determine. Such procedures run in Python over the

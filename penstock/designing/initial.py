@@ -53,7 +53,8 @@ def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
 def declared_choice(workload: Workload) -> Choice:
     """Return the design that the tables declare.
 
-    Only in recorded traces do attributes route transactions in a declared design.
+    If the trace was recorded in a run, each procedure is routed by the attribute that most often leads to an
+    accessed partition. In other traces, no attribute routes the transactions of a declared design.
     """
     masks = workload.fixed.copy()
     for table, option in enumerate(workload.declared.tolist()):
@@ -112,8 +113,8 @@ def _starts_of_pairs(
 def most_frequent(model: CostModel) -> Numbers:
     """Return the design that partitions each table by its most frequently accessed key column.
 
-    Tables that are only read are replicated instead, while they fit into the memory of a partition. Tables
-    with fewer bytes per access are replicated first. The paper orders tables by bytes per transaction.
+    Tables that are only read are replicated instead, as long as they fit into the memory of a partition.
+    Tables with fewer bytes per access are replicated first. The paper orders tables by bytes per transaction.
     """
     workload = model.workload
     tables = np.array([

@@ -22,7 +22,7 @@ from penstock.units import parse_duration_us
 __all__ = ["KeyStatistics", "QueueProposal", "design_queue", "expected_staleness"]
 
 LEAST_UPDATES_PER_KEY = 3.0
-"""A proposed key has at least this many rows per value on average; else a queue conflates too few rows."""
+"""The least mean number of rows per value of a proposed key. With fewer, a queue conflates too few rows."""
 BYTES_PER_KEY = 180
 """The memory for a key of a queue, in addition to its row (benchmarks/results/update_queue_copies.txt)."""
 BYTES_PER_ENTRY = 130
@@ -172,11 +172,11 @@ def design_queue(
     time : str
         The column of timestamps that holds the time of each update.
     key : str or sequence of str, optional
-        The key. By default, it is the column with the most distinct values; only columns whose values have
-        several rows on average count. Check the other columns that `explain` names: one of them may be a
-        better key.
+        The key. The default is the column with the most distinct values, among the columns whose values have
+        several rows on average. Check the other columns that `explain` names: one of them may be a better
+        key.
     cost : str
-        The time to process a tuple downstream of the queue.
+        The time to process a tuple that leaves the queue.
     staleness : str
         The target: the mean staleness that keys may have.
     cores : int

@@ -157,7 +157,7 @@ class DesignResult:
         }
 
     def _alternatives(self, table: int) -> Iterator[str]:
-        """Yield a line for each of the best other options of a table, with the cost of that change alone."""
+        """Yield a line for each of a table's next best options, with the cost if only this table changes."""
         model, options = self._model, self._model.workload.options[table]
         costs = []
         for place, option in enumerate(options):

@@ -296,7 +296,7 @@ class _Encoder:
     def options(
         self, place: int, wanted: Sequence[TableOption] | None, actual: _Encoder | None = None
     ) -> dict[TableOption, Masks]:
-        """Return the masks of a table's wanted options; by default of the declared and all useful options.
+        """Return the masks of a table's wanted options; by default of its declared and all useful options.
 
         An option is useful if some transaction that accesses the table does not need all partitions, by its
         declared accesses or by its `actual` accesses.
@@ -389,7 +389,7 @@ class _Encoder:
                     yield trace.values[number][(trace.table == place) & trace.known[number]]
 
     def _find_ranges(self, columns: set[tuple[str, str]]) -> tuple[int, ...] | None:
-        """Return ranges with about equally many accesses if the hash spreads them badly, else None."""
+        """Return ranges with about equally many accesses; None if the hash spreads the accesses well."""
         specs = {spec.name: spec for spec in self._trace.tables}
         kinds = {specs[table].column(name).kind for table, name in columns}
         if not kinds <= set(_KINDS_WITH_RANGES):

@@ -1,4 +1,4 @@
-"""Find the event attributes from which the keys of queries come, with the compiler or from a trace.
+"""Use the compiler, or a trace, to find the event attributes from which the keys of queries come.
 
 This is the parameter mapping of H-Store §5.3.1.
 """
@@ -33,7 +33,7 @@ LEAST_COEFFICIENT = 0.9
 """An attribute is a source only if it equals the key in this share of comparisons."""
 
 _LEAST_COMPARISONS = 10
-"""A counter gets its own source only after this many comparisons; fewer may be equal by chance."""
+"""A counter gets its own source only after this many comparisons; in fewer, values may be equal by chance."""
 _MODES = {
     "read": AccessMode.READ,
     "write": AccessMode.WRITE,
@@ -79,10 +79,12 @@ def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
 def find_bounds(trace: ProcedureTrace) -> tuple[Bound, ...]:
     """Return how the event limits the number of times that a transaction executes each query.
 
-    A limit holds if no transaction of the trace exceeds it. A list limits a query if most committed
-    transactions execute the query once for each element. A query may also be excluded because an attribute
-    is null, or because it is not null. Another kind of limit is for queries that transactions execute only
-    after all queries for elements of lists (departure from H-Store §5.3.1).
+    A limit holds if no transaction of the trace exceeds it. There are three kinds of limits:
+
+    - A list limits a query if most committed transactions execute the query once for each element.
+    - An attribute excludes a query if the query never runs when the attribute is null, or when it is not
+      null.
+    - Some queries run only after all queries for elements of lists (departure from H-Store §5.3.1).
     """
     count = trace.transactions
     owner = np.repeat(np.arange(count), np.diff(trace.starts))

@@ -57,8 +57,8 @@ def predict(
     tables : mapping, optional
         The rows that the tables have before the first request.
     log : str or path, optional
-        The directory of a database. The requests are the calls since the database's newest stored version,
-        and the rows come from that version. Another process may have the database open meanwhile.
+        The directory of a database, which another process may have open. The requests are the calls since the
+        database's newest stored version, and the rows come from that version.
     partitions : int
         The number of partitions, 2 to 64.
     ranges : mapping, optional

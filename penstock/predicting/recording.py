@@ -106,7 +106,7 @@ class ProcedureTrace:
         return counters
 
     def slice(self, begin: int, end: int) -> ProcedureTrace:
-        """Return the transactions from number `begin` to before `end`."""
+        """Return the transactions with the numbers from `begin` to `end` - 1."""
         first, last = self.starts[begin], self.starts[end]
         keys = {}
         for place, columns in self.keys.items():

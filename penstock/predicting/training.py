@@ -56,7 +56,7 @@ class Samples:
         return len(self.queries)
 
     def slice(self, begin: int, end: int) -> Samples:
-        """Return the transactions from number `begin` to before `end`."""
+        """Return the transactions with the numbers from `begin` to `end` - 1."""
         return Samples(
             self.trace.slice(begin, end), self.queries[begin:end], self.partitions, self.placements
         )

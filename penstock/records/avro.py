@@ -1,6 +1,7 @@
 """Decode values in Avro. Each value has its own schema in a registry, or all values have one schema.
 
-The decoder reads times in milliseconds or microseconds as numbers, and converts whole columns to timestamps.
+The decoder reads times in milliseconds or microseconds as numbers first, and then converts whole columns to
+timestamps.
 
 ========================================  ==================================
 type in Avro                              type of the column
@@ -219,7 +220,7 @@ def _without_times(schema: Any) -> Any:
 
 
 def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...] = ()) -> pa.DataType | None:
-    """Return the column type for a schema; None if there is none, as for a type that contains itself."""
+    """Return the column type for a schema; None if there is none, for example for a recursive schema."""
     if isinstance(schema, list):
         others = [one for one in schema if one != "null"]
         return _type(others[0], named, inside) if len(others) == 1 else None

@@ -28,7 +28,7 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 
 _HEADER_BYTES: Final = 5
 _MOST_INDEXES: Final = 32
-"""The maximum nesting of messages. A value with a greater count of indexes has no frame."""
+"""The maximum nesting of messages. A value with more indexes is treated as a value without a frame."""
 
 
 @dataclass(frozen=True, slots=True)

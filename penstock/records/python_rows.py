@@ -24,7 +24,7 @@ def to_table(
     Raises
     ------
     InvalidUsageError
-        If the rows are neither a table nor mappings, a row has another column, or a value does not fit.
+        If the rows are neither a table nor mappings, a row has an unknown column, or a value does not fit.
     """
     if isinstance(rows, pa.Table):
         names: list[str] = rows.column_names
@@ -65,7 +65,7 @@ def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
 
 
 def _with_times(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of a type, in which texts for times and dates are replaced by times and dates."""
+    """Replace texts for times and dates in a value, also inside lists and structs, by times and dates."""
     if pa.types.is_timestamp(kind):
         return _moment(value, has_zone=kind.tz is not None)
     if pa.types.is_date(kind) and isinstance(value, str):

@@ -18,7 +18,7 @@ __all__ = ["RegisteredSchema", "SchemaRegistry", "UnknownSchemaError"]
 
 _TIMEOUT_S: Final = 10.0
 _PAUSES_S: Final = (0.1, 0.5, 2.0)
-"""The pauses before the second and each further attempt."""
+"""The pauses between the attempts of a request."""
 _BUSY: Final = (408, 429)
 """Status codes of transient failures, in addition to 500 and above."""
 _UNKNOWN: Final = (40401, 40402, 40403)

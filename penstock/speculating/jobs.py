@@ -42,7 +42,7 @@ class Job:
     fails : bool
         Whether the transaction aborts or starts again.
     beside : dict
-        For each partition, the jobs that ran there while it waited for the transaction.
+        For each partition, the jobs that ran there while the partition waited for the transaction.
     granted_us : dict
         The time at which the transaction began to hold each partition.
     """

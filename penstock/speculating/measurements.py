@@ -53,7 +53,7 @@ class Measurements:
     single_us, distributed_us : list
         The latencies of single-partition and of distributed transactions.
     run_us : list
-        For each distributed transaction, the time from holding all partitions to its end.
+        For each distributed transaction, the time from the moment when it held all partitions to its end.
     stalls_us : dict
         The idle time at each kind of stall point, with the keys ``(point, is_base)``. The point ``locks`` is
         the time until the base knows that all partitions are held.
@@ -66,8 +66,8 @@ class Measurements:
         For each choice of a speculative transaction, the number of candidates, and the number of candidates
         that did not conflict.
     compared : list
-        The numbers of `yields` for choices that have to compare accesses: choices at SP1 and SP2 after the
-        distributed transaction has executed a query in the partition.
+        The same numbers as `yields`, but only for choices that have to compare accesses: choices at SP1 and
+        SP2 after the distributed transaction has executed a query in the partition.
     """
 
     us: float = 0.0

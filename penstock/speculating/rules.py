@@ -1,7 +1,7 @@
 """Rules that determine whether statements conflict: by table, or by row (H-Store §6.5).
 
-Two statements conflict if running them in the other order may change a result. The rules may report a false
-conflict, but they never miss a conflict. Each rule is symmetric. The rules are computed once from the
+Two statements conflict if a result may change when they run in the opposite order. The rules may report a
+false conflict, but they never miss a conflict. Each rule is symmetric. The rules are computed once from the
 statements of all procedures; afterwards, a check for conflicts only compares numbers.
 
 Departures from H-Store §6.5.2: two changes of one row conflict, whatever columns they write, because an undo

@@ -420,7 +420,7 @@ class Cluster:
         job.beside.setdefault(partition.number, []).append((done, chosen))
 
         def ran() -> None:
-            if done.is_before:  # it precedes the stalled transaction, whose end does not matter
+            if done.is_before:  # the end of the stalled transaction does not matter for it
                 self._answer(chosen, speculated=True)
 
         self._occupy(partition, examined + self._run_us(chosen.transaction), ran)

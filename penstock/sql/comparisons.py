@@ -1,14 +1,18 @@
 """Comparisons of numbers with literals, evaluated in one pass over each column.
 
-A comparison of a column with a literal accepts a closed interval of the column's type, or all values outside
-of an interval. A conjunction of intervals is an interval again. The ends encode Spark's rules: NaN equals
-itself and is greater than every number, -0.0 equals 0.0, and Spark compares a ``FLOAT`` with other numbers as
-a ``DOUBLE``. So one kernel, compiled once per type, serves all operators. For example, ``x > 0.1`` accepts
-NaN and, if ``x`` is a ``FLOAT``, all numbers from the smallest ``FLOAT`` above 0.1 upwards.
+A comparison of a column with a literal accepts all values in a closed interval of the column's type, or all
+values outside of such an interval. A conjunction of intervals is an interval again. The ends encode Spark's
+rules: NaN equals itself and is greater than every number, -0.0 equals 0.0, and Spark compares a ``FLOAT``
+with other numbers as a ``DOUBLE``. So one kernel, compiled once per type, serves all operators. For example,
+``x > 0.1`` accepts NaN and, if ``x`` is a ``FLOAT``, all numbers from the smallest ``FLOAT`` above 0.1
+upwards.
 
-`penstock.sql.evaluate` defines the semantics and handles all other cases: 64-bit integers compared with
-decimals or floats, because this comparison is not exact; float columns compared with integers beyond 2**53;
-infinite literals; and columns with nulls.
+`penstock.sql.evaluate` defines the semantics and handles all other cases:
+
+- 64-bit integers compared with decimals or floats, because this comparison is not exact;
+- float columns compared with integers beyond 2**53;
+- infinite literals;
+- columns with nulls.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ included: columns and fields, literals, comparison, boolean logic, arithmetic of
 whether an expression is supported. Spark evaluates all other expressions, including expressions with special
 rules in Spark: calculations with decimals, implicit casts, and divisors that may be zero.
 
-Only integer overflow makes an expression fail. A part that may fail is evaluated only for the same rows as
-in Spark: rows that take its branch, or rows that earlier operands leave undecided. If Spark's optimizer may
-remove a failing part, Spark evaluates the expression (`penstock.sql.folding`).
+Only integer overflow makes an expression fail. A part that may fail is evaluated only for the rows for which
+Spark evaluates it: rows that take its branch, or rows for which earlier operands have not decided the result.
+If Spark's optimizer may remove a failing part, Spark evaluates the expression (`penstock.sql.folding`).
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def _in(node: Tree, rows: Rows) -> Value:
         equal = (replace(node, kind="compare", value="=", parts=(value_part, other)) for other in list_parts)
         return _logic(replace(node, kind="or", parts=tuple(equal)), rows)
     values = [evaluate_node(part, rows) for part in node.parts]
-    # Integers and decimals are compared exactly, so each pair may have a type of its own.
+    # Integers and decimals are compared exactly, so each pair may be compared in a type of its own.
     is_exact = are_exact([value.type for value in values])
     value, *options = values if is_exact else to_common_type(rows, *values)
     return reduce(pc.or_kleene, [compare_values(rows, "=", value, option) for option in options])
@@ -228,7 +228,7 @@ def _match(node: Tree, rows: Rows) -> Value:
 
 
 def _choose(conditions: list[Value], values: list[Value], rows: Rows) -> Value:
-    """Return in each row the value of the first true condition, or else the last value."""
+    """Return, for each row, the value of its first true condition; the last value if none is true."""
     *values, result = to_common_type(rows, *values)
     for condition, value in zip(reversed(conditions), reversed(values), strict=True):
         mask = to_column(condition, rows.table.num_rows) if isinstance(condition, pa.Scalar) else condition

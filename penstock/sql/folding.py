@@ -1,8 +1,8 @@
 """Detect expressions from which Spark's optimizer may remove a part that can fail.
 
 For Spark ``i + 1 > 0 AND FALSE`` is ``FALSE`` even if ``i + 1`` overflows, and a filter ``i + 1 > j``
-tests first whether ``j`` is null. Spark evaluates all expressions that can fail, except the shapes that
-`may_drop_failure` lists.
+tests first whether ``j`` is null. So Spark evaluates all expressions that can fail, except the shapes that
+`may_drop_failure` lists: Penstock evaluates these.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ _Type = Callable[[Tree], tuple[Any, bool]]
 def may_drop_failure(tree: Tree, typed: _Type) -> bool:
     """Return whether Spark may drop a part that can fail.
 
-    Spark never drops such a part from
+    Spark never drops such a part from these expressions:
 
     - calculations with columns and numbers, and casts, ``abs`` and ``sqrt`` of these,
-    - choices between calculations by conditions that cannot fail, and ``COALESCE`` of calculations,
-    - a ``NAMED_STRUCT`` that is the whole expression and has such fields,
-    - comparisons of a calculation with a number, if each part that can fail reads all columns of the
-      comparison,
-    - an ``AND`` that ends with such a comparison, if its other operands cannot fail and read none of the
-      comparison's columns.
+    - ``CASE`` or ``IF`` expressions whose conditions cannot fail and whose branches are calculations, and
+      ``COALESCE`` of calculations,
+    - a ``NAMED_STRUCT`` that is the whole expression and whose fields are such expressions,
+    - comparisons of a calculation with a number, if each part of the calculation that can fail contains all
+      columns of the comparison,
+    - an ``AND`` that ends with such a comparison, if the operands before the comparison cannot fail and
+      contain none of its columns.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ def _conjuncts(node: Tree) -> Iterator[Tree]:
 
 
 def _columns(node: Tree) -> set[Hashable]:
-    """Return a set key for each column and field that an expression reads."""
+    """Return the columns and fields that an expression reads, in a form that sets can hold and compare."""
     return {_key(leaf) for leaf in node.walk() if leaf.kind in ("column", "field")}
 
 

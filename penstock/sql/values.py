@@ -37,9 +37,9 @@ Mask: TypeAlias = "pa.ChunkedArray[Any] | pa.Array[Any] | None"
 INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 FLOATS: Final = (pa.float32(), pa.float64())
 _LEAST_INEXACT: Final = 1 << 53
-"""At and above this integer, different integers may be equal as doubles."""
+"""From this integer on, two different integers may become the same double."""
 _MAX_DIGITS: Final = 15
-"""Different decimals with up to this many digits also differ as doubles."""
+"""If two decimals with up to this many digits differ, they also differ as doubles."""
 
 
 class UnsupportedError(Exception):
@@ -54,7 +54,7 @@ class Rows:
     fails: bool = False
     """Whether a calculation could fail for other values of the same types."""
     ansi: bool = False
-    """Whether Spark would compute another type outside of ANSI mode."""
+    """Whether Spark would compute a different type outside of ANSI mode."""
 
     def column(self, name: str) -> Value:
         """Return a column of the table."""
@@ -112,8 +112,8 @@ def string_literal(node: Tree, rows: Rows) -> Value:
 def as_float(value: Value, kind: pa.DataType) -> Value:
     """Convert a number to the nearest float, like Spark.
 
-    Arrow casts a third of the shortest decimals to a wrong float, such as 0.3 to 3 * 0.1, but casts their
-    texts correctly.
+    Arrow casts a third of the shortest decimals to a wrong float: for example, 0.3 to 3 * 0.1. It casts the
+    texts of these decimals correctly.
     """
     number = value.cast(pa.string()) if pa.types.is_decimal(value.type) else value
     return number.cast(kind, safe=value.type not in INTEGERS)

@@ -113,7 +113,7 @@ class AggregateTests:
         assert _same(_finish(aggregate, empty), _finish(aggregate, whole))
 
     def test_the_compiled_methods_give_the_result_of_plain_python(self, aggregate: type[Aggregate]) -> None:
-        """Compile the aggregate as windows do, and compare its result with that of the methods in Python."""
+        """Compile the aggregate as windows do, and compare its result with the result of plain Python."""
         reference = f"{aggregate.__module__}:{aggregate.__qualname__}"
         rows = [value if isinstance(value, tuple) else (value,) for value in self.values]
         columns = [pa.array(column, pa.float64()) for column in zip(*rows, strict=True)]

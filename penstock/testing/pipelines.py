@@ -164,7 +164,7 @@ class LocalTest:
         """Return the rows since the last call that an operator with ``late_to`` dropped, in order.
 
         The test keeps these rows in a temporary directory; the p-stream that ``late_to`` names stays as it
-        is. Like `rows`, it triggers first if rows wait.
+        is. Like `rows`, this method triggers first if rows wait.
 
         Raises
         ------

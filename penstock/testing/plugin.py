@@ -1,6 +1,6 @@
-"""A pytest plugin for tests of pipelines, graphs and procedures, which pytest finds automatically.
+"""A pytest plugin for tests of pipelines, graphs and procedures. Pytest finds it automatically.
 
-It imports Penstock's own modules only when a test asks for a fixture.
+The plugin imports Penstock's own modules only when a test asks for a fixture.
 """
 
 from __future__ import annotations

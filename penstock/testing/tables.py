@@ -109,7 +109,7 @@ class TableTests:
         assert content == {i: f"old {i}" for i in range(20_000)}
 
     def test_the_key_comes_first(self, new: NewTable) -> None:
-        """Put columns in another order than the schema's."""
+        """Put columns in an order that differs from the schema's order."""
         table = new(SCHEMA, ("n",))
         table.put(_number_rows(range(3)).select(["n", "t", "k"]))
         (batch,) = table.rows()
@@ -117,7 +117,7 @@ class TableTests:
         assert sorted(batch["k"].to_pylist()) == [0, 1, 2]
 
     def test_rows_that_do_not_fit_are_refused_and_change_nothing(self, new: NewTable) -> None:
-        """Put a null key, too few columns, and a column of another type."""
+        """Put a null key, too few columns, and a column of a wrong type."""
         other = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64())])
         table = new()
         for rows, fact in (

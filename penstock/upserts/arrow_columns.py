@@ -33,7 +33,7 @@ def check_columns(name: str, existing: pa.Schema, rows: pa.Schema) -> None:
     Raises
     ------
     InvalidUsageError
-        If a column is missing, or has another type.
+        If a column is missing, or if its type does not fit.
     """
     missing = [field.name for field in rows if field.name not in existing.names]
     if missing:
@@ -57,7 +57,7 @@ def check_columns(name: str, existing: pa.Schema, rows: pa.Schema) -> None:
 
 
 def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Return whether a type can hold all values of another type."""
+    """Return whether the type `wide` can hold all values of the type `narrow`."""
     wide, narrow = _SAME.get(wide, wide), _SAME.get(narrow, narrow)
     types = pa.types
     if types.is_signed_integer(narrow):

@@ -57,7 +57,7 @@ def newest_changes(table: pa.Table, key: tuple[str, ...], time: str) -> pa.Table
 
 
 def _differ(order: pa.Table, names: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return for each row except the last whether the next row has another key."""
+    """Return, for each row except the last, whether the key of the next row is different."""
     mask = np.zeros(order.num_rows - 1, bool)
     for name in names:
         column = order[name].combine_chunks()

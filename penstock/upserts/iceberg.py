@@ -24,9 +24,9 @@ _OLD: Final = "penstock_old_row"
 class IcebergTable(UpsertTarget):
     """A table of Iceberg. Each batch is one commit, and makes one snapshot of the table.
 
-    A commit replaces the data files that hold rows of the batch's keys by files with the new rows and the
-    other old rows (copy on write). Files whose statistics exclude the keys are not read. If another writer
-    commits first, the commit fails, and the caller writes the batch again on the new snapshot.
+    A commit replaces the data files that hold rows with keys of the batch. The new files hold the old rows
+    that stay, and the new rows (copy on write). Files whose statistics exclude the keys are not read. If
+    another writer commits first, the commit fails, and the caller writes the batch again on the new snapshot.
 
     If rows can be deleted, a deleted key keeps its row, with the column ``penstock_deleted`` set to true. So
     an older update does not bring the key back. Readers must filter these rows.
@@ -181,7 +181,7 @@ class IcebergTable(UpsertTarget):
         old_rows: npt.NDArray[np.int64],
         new_rows: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """Return the new rows; copy the columns that changes lack from the old rows that they replace."""
+        """Return the new rows, with the columns that changes lack copied from the old rows they replace."""
         for place, field in enumerate(new.schema):
             if field.name not in self._schema.names:
                 both = pa.chunked_array([*new[field.name].chunks, *old[field.name].chunks], field.type)

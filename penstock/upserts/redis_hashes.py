@@ -16,7 +16,7 @@ from penstock.upserts.changes import DELETED
 __all__ = ["RedisHashes"]
 
 _TIME: Final = "_time"
-"""The field that holds the row's time, as a text whose order is the order of time."""
+"""The field that holds the row's time, as a text. The texts sort like the times."""
 _CALL_ROWS: Final = 5_000
 """The rows per call of the script, which blocks the server while it runs."""
 
@@ -159,7 +159,7 @@ def _texts(table: pa.Table) -> list[list[str | None]]:
 
 
 def _sortable(times: pa.ChunkedArray[Any]) -> list[str]:
-    """Return times as texts of 20 digits whose order is the order of the times."""
+    """Return times as texts of 20 digits. The texts sort like the times."""
     column = times.combine_chunks()
     if pa.types.is_date32(column.type):
         column = column.cast(pa.int32())

@@ -13,7 +13,7 @@ from penstock.designing.traces.trace import ANY_TABLE, Trace
 __all__ = ["Edge", "access_graph", "co_accessed_columns"]
 
 _LEAST_SHARE = 0.5
-"""An edge counts if its columns have the same value in this share of the transactions with both tables."""
+"""An edge counts if its columns are equal in this share of the transactions that access both tables."""
 
 Column = tuple[str, str]
 

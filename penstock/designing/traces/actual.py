@@ -1,7 +1,7 @@
 """Run transactions in Python to find their accesses, if their events do not determine their partitions.
 
 A routing attribute of the event may still lead to the right partition of most of these transactions (H-Store
-§4.2). Only a run shows the rows that these transactions access.
+§4.2). Only a run shows which rows these transactions access.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _attributes_of(database: Database, name: str) -> tuple[str, ...]:
 def _recordable(database: Database, calls: Sequence[Request]) -> list[Request]:
     """Return the first calls that Python can run, with at most `MOST_RECORDED` events.
 
-    Other calls do not run, so they change no rows.
+    Calls that are left out do not run, so they change no rows.
     """
     found: list[Request] = []
     left = MOST_RECORDED

@@ -1,4 +1,4 @@
-"""Read the calls in a database's log. Nothing is written, and another process may have the database open."""
+"""Read the calls in a database's log. Nothing is written, so another process may have the database open."""
 
 from __future__ import annotations
 

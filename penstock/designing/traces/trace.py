@@ -1,10 +1,10 @@
 """A trace of transactions: their accesses to rows as columns, for the designer (H-Store §4.2).
 
 The compiler finds the accesses in a procedure's text (`declare`), and the source of each key column: an
-attribute of the event, an element of a list, a row that an index finds, or a named route. Penstock uses these
-accesses to place a transaction, whichever branches the transaction takes. So the estimated cost is the cost
-in Penstock itself. A trace may also have the accesses that transactions made when they ran (`recorded`);
-`benchmarks/designs/recorded_traces.py` makes such traces.
+attribute of the event, an element of a list, a row that an index finds, or a named route. An open database
+uses the same accesses to place a transaction, whichever branches the transaction takes. So the estimate is
+for the way in which a database really runs the transactions. A trace may also have the accesses that
+transactions made when they ran (`recorded`); `benchmarks/designs/recorded_traces.py` makes such traces.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Trace:
         return len(self.procedure)
 
     def slice(self, begin: int, end: int) -> Trace:
-        """Return the transactions from number `begin` to before `end`."""
+        """Return the transactions with the numbers from `begin` to `end` - 1."""
         first, last = np.searchsorted(self.transaction, [begin, end])
         parts = {
             name: getattr(self, name)[first:last] for name in ("table", "mode", "index")

@@ -45,8 +45,8 @@ class Graph(NamedTuple):
     member_starts : ndarray
         The position of each group's first member; the last element is the number of members.
     child, visits : ndarray
-        The vertex of each member, the most frequent member of a group first, and the number of transactions
-        that have reached it.
+        The vertex of each member, and the number of transactions that have reached this vertex. In a group,
+        the most frequent member comes first.
     accessed : ndarray of uint64
         For each vertex, a mask with a bit for each partition that its query accesses.
     risk : ndarray of float64
@@ -157,12 +157,12 @@ def walk(
 ) -> tuple[int, int, np.uint64, np.uint64, bool, bool, float, float]:
     """Walk the most likely path of a transaction, and return the estimate that follows from it.
 
-    At each vertex the next query is the most frequent query that the event allows. A transaction neither
-    commits nor executes its last queries while a query that it must execute remains (departure from H-Store
-    §5.3.2, where only the length of a list excludes queries). The event determines the partitions of the next
-    query, and so the next state. The model lacks this state if no transaction of the trace had the same
-    combination of partitions. Then the path continues at another state of the query, but with the event's
-    partitions (departure from H-Store §5.3.2, where the path ends).
+    At each vertex the next query is the most frequent query that the event allows. While a query remains that
+    a transaction must execute, the transaction neither commits nor executes its last queries (departure from
+    H-Store §5.3.2, where only the length of a list excludes queries). The event determines the partitions of
+    the next query, and so the next state. The model lacks this state if no transaction of the trace had the
+    same combination of partitions. Then the path continues at another state of the query, but with the
+    event's partitions (departure from H-Store §5.3.2, where the path ends).
 
     Parameters
     ----------

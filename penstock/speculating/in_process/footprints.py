@@ -61,7 +61,7 @@ def choose_early(
     marks: Masks,
     chosen: Booleans,
 ) -> int:
-    """Choose the wanted transactions that may run before all others; return how many wanted ones conflict.
+    """Choose wanted transactions that may run before all others; count the wanted transactions that conflict.
 
     A wanted transaction is chosen if it conflicts neither with a marked access, nor with an earlier
     transaction that waits and is not chosen. So the chosen transactions can run first, in their order.
@@ -69,7 +69,7 @@ def choose_early(
     Parameters
     ----------
     starts : ndarray
-        The position of each transaction's first access, then the number of accesses.
+        The position of each transaction's first access; the last element is the number of accesses.
     bits, slots : ndarray
         The number of each access's statement, and its slot. Accesses to the same row have the same slot. If
         different rows also share a slot, fewer transactions are chosen.
@@ -135,7 +135,8 @@ class Footprints:
     database : Database
         The database with the procedures.
     placements : mapping
-        The placements of partitioned tables. No transaction that can run in a partition writes other tables.
+        The placements of partitioned tables. Transactions that can run in a partition write no other tables
+        than these.
     level : str
         ``tables`` or ``rows``: whether conflicts are found by table or by row.
 

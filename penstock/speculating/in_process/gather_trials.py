@@ -18,9 +18,10 @@ class GatherTrials:
     speculation (beside each other) or without (split); the faster way counts. Tables move as soon as the lost
     time exceeds the time of a move.
 
-    Tables also move to measure the other place again. Such a trial costs the time of two moves, and the time
-    that calls lose until the tables move back. A trial begins only if all trials, including this trial, cost
-    less than `MAX_LOSS` of the whole time.
+    Tables also move so that calls can be measured again at the other place: at the coordinator, or in the
+    partitions. Such a trial costs the time of two moves, and the time that calls lose until the tables move
+    back. A trial begins only if all trials, including this trial, cost less than `MAX_LOSS` of the whole
+    time.
 
     Attributes
     ----------
@@ -50,7 +51,7 @@ class GatherTrials:
     def debt(self, digest: str, count: int, several: int, tables: GatheredTables) -> float | None:
         """Return how a call changes the debt, in moved rows; None if too few calls were measured.
 
-        The change is infinite if a trial of the other place begins with the call.
+        The change is infinite if the call begins a trial of the other place.
         """
         split_s, splits = self.split.measured(self.name(digest, several), count)
         gathered_s, gathers = self._gathered.measured(digest, count)

@@ -41,8 +41,8 @@ def statement_of(verb: str, spec: TableSpec, *, has_key: bool = True) -> Stateme
 class PathModel:
     """Learns the accesses of a procedure's latest transaction, and the attributes that give their keys.
 
-    A key column is mapped to an attribute if both have been equal whenever the procedure took the same path
-    (H-Store §5.3.1). If a column is mapped to no attribute, the key is unknown.
+    A key column is mapped to an attribute if both have had equal values in all transactions that took the
+    same path (H-Store §5.3.1). If a column is mapped to no attribute, the key is unknown.
     """
 
     def __init__(self) -> None:

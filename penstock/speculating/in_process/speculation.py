@@ -4,8 +4,9 @@ Transactions over several partitions run at the coordinator, over copies of thei
 wait. Meanwhile, partitions run later requests that need one partition and do not conflict. Results and tables
 are the same as in a serial run in the order of the log, which is the order of requests:
 
-1. A transaction that runs beside other transactions conflicts neither with them nor with an earlier
-   transaction that runs after it. So its results are the same as in its turn.
+1. A transaction that runs beside other transactions does not conflict with them. It also does not conflict
+   with a transaction that precedes it in the order of requests but runs after it. So its results are the same
+   as in its turn.
 2. In each partition, transactions that run beside other transactions keep their order.
 3. With ``occ``, conflicts are found afterwards. After a conflict, all tables are restored from copies, and
    the transactions run in their order.

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["TOO_LONG_DECAY", "Change", "Place", "Rows", "StallBatches", "StallTimes"]
 
 TOO_LONG_DECAY = 0.95
-"""A mean time that exceeds all stalls is multiplied by this factor, so that the work is tried again."""
+"""If a mean time exceeds all stalls, the work does not run. The mean is multiplied by this factor each time,
+so that the work is tried again at some point.
+"""
 FIRST_BATCH_S = 2e-4
 """The fixed time of a batch that is assumed before the first batch."""
 
@@ -203,8 +205,8 @@ class StallBatches:
     def undo(self, place: Place) -> None:
         """Undo a transaction's changes in a partition, and all requests that ran beside it, last first.
 
-        Even requests without conflicts are undone. The next attempt may take another path, and the scheduler
-        does not compare it with requests that ran beside an earlier attempt.
+        Even requests without conflicts are undone. The next attempt may take a different path, and the
+        scheduler does not compare this attempt with requests that ran beside an earlier attempt.
         """
         for change in reversed(place.changes):
             for name, (rows, keys) in change.rows.items():

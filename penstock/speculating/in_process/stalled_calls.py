@@ -1,4 +1,4 @@
-"""Run a call whose forwarded transactions stall the partitions, and others beside it (H-Store §6.1).
+"""Run a call whose forwarded transactions stall the partitions, and transactions beside it (H-Store §6.1).
 
 The thread of each partition has a queue, and runs in this order:
 

@@ -9,7 +9,8 @@ from statistics import median_low
 __all__ = ["Trials"]
 
 MEASURED = 9
-"""The median of this many latest times counts. The very first time is left out: it includes compilation.
+"""A way is judged by the median of this many latest times. The very first time is left out: it includes
+compilation.
 
 The median of two times is the lower time, since a single slow time is often noise.
 """

@@ -1,6 +1,6 @@
 """Names of Spark's built-in functions: deterministic row functions, aggregates, generators and others.
 
-A function that no list names is unknown: a user registered it, or a later version of Spark has it. A test
+A function that is in no list is unknown: a user registered it, or a later version of Spark has it. A test
 compares the lists with Spark's function catalog.
 """
 

@@ -59,7 +59,8 @@ class MysqlTable(SqlTable):
         super().__init__(name, table, columns)
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether the server is unavailable. Errors with some numbers are refusals instead."""
+        """Return whether the server is unavailable. Errors with a number in `_REFUSALS` are no sign of
+        that."""
         return super().is_transient(error) and (error.args or (0,))[0] not in _REFUSALS
 
     def _connect(self) -> Any:

@@ -28,10 +28,10 @@ class SqlTable(UpsertTarget):
     A batch goes into a temporary table, and from there into the table, in one transaction:
 
     1. Drop the batch's rows that are older than the deletion of their key.
-    2. For each deletion, remove the stored row of its key unless that row is newer, and record the deletion
-       in the table ``<table>_deleted``.
-    3. Insert each other row, or replace a stored row that is not newer, and remove the key from
-       ``<table>_deleted``.
+    2. For each deletion, remove the stored row of its key, unless that row is newer. Record the deletion in
+       the table ``<table>_deleted``.
+    3. Insert each row that is no deletion, or replace the stored row of its key if that row is not newer.
+       Remove the key from ``<table>_deleted``.
 
     Steps 1 and 2 run only if `Columns.deletes` is true.
 
@@ -62,7 +62,7 @@ class SqlTable(UpsertTarget):
     }
     """The SQL type for each Arrow type; ``zoned`` and ``timestamp`` are times with and without a zone."""
     ALIAS: ClassVar[str] = " AS kept"
-    """The clause of an insert that gives the stored row a name for the conflict clause."""
+    """A clause of an insert. It gives the stored row a name, which the conflict clause uses."""
     ZONE: ClassVar[str] = "+00"
     """The suffix of the literal of a time in UTC."""
     KEY_TYPES: ClassVar[Mapping[str, str]] = {}
@@ -128,7 +128,7 @@ class SqlTable(UpsertTarget):
             connection.close()
 
     def quote(self, name: str) -> str:
-        """Quote an identifier, which has no schema before it."""
+        """Quote an identifier without a schema before it."""
         doubled = name.replace(self.QUOTE, 2 * self.QUOTE)
         return f"{self.QUOTE}{doubled}{self.QUOTE}"
 

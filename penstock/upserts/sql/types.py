@@ -31,8 +31,8 @@ def holds(known: str, wanted: str) -> bool:
     Parameters
     ----------
     known : str
-        The declared type of the column. If this module does not know the type, such as ``json``, it returns
-        True, so that the database decides.
+        The declared type of the column. If this module does not know the type, such as ``json``, the result
+        is True, so that the database decides.
     wanted : str
         The type that the values require.
     """
