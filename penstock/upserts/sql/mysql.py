@@ -59,8 +59,7 @@ class MysqlTable(SqlTable):
         super().__init__(name, table, columns)
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether the server is unavailable. Errors with a number in `_REFUSALS` are no sign of
-        that."""
+        """Return whether the server is unavailable. It is available if the number is in `_REFUSALS`."""
         return super().is_transient(error) and (error.args or (0,))[0] not in _REFUSALS
 
     def _connect(self) -> Any:

@@ -47,8 +47,7 @@ class SqliteTable(SqlTable):
         self.file = Path(path)
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether another program locks the file. The code of the error shows it, its class does
-        not."""
+        """Return whether another program locks the file. The code shows this; the class is too general."""
         return super().is_transient(error) and getattr(error, "sqlite_errorcode", None) in _WAITS
 
     def _type(self, field: pa.Field) -> str:
