@@ -54,13 +54,15 @@ class Pace(AccumulatorParam[Intervals]):
         self._on_driver = on_driver
         self._queries: dict[str, Any] = {}
         self._set_ms: dict[str, int] = {}
+        self._failed: dict[str, int] = {}
+        """The newest micro-batch in which the interval of a query could not be set."""
 
     def __reduce__(self) -> tuple[type[Pace], tuple[()]]:
         return Pace, ()
 
     def follow(self, query: Any) -> None:
         """Set the interval of a started query from now on."""
-        self._set_ms.pop(str(query.id), None)
+        self._drop(str(query.id))
         self._queries[str(query.id)] = query
 
     def drop_ended(self) -> None:
@@ -70,8 +72,8 @@ class Pace(AccumulatorParam[Intervals]):
                 self._drop(name)
 
     def _drop(self, name: str) -> None:
-        self._queries.pop(name, None)
-        self._set_ms.pop(name, None)
+        for known in (self._queries, self._set_ms, self._failed):
+            known.pop(name, None)
 
     def zero(self, value: Intervals) -> Intervals:
         """Return the sum of a task that served no bucket."""
@@ -87,23 +89,27 @@ class Pace(AccumulatorParam[Intervals]):
             if known is not None and one.batch < known.batch:
                 continue
             newest[name] = min(known, one) if known is not None and known.batch == one.batch else one
-            self._set(name, newest[name].interval_ms)
+            self._set(name, *newest[name])
         return newest
 
     def _keeps(self, name: str) -> bool:
         return name in self._queries or not self._on_driver
 
-    def _set(self, name: str, interval_ms: int) -> None:
-        """Set the interval of a query, unless it has this interval."""
+    def _set(self, name: str, batch: int, interval_ms: int) -> None:
+        """Set the interval of a query, unless it has this interval, or a try in this micro-batch failed."""
         query = self._queries.get(name)
-        if query is None or self._set_ms.get(name) == interval_ms:
+        if query is None or self._set_ms.get(name) == interval_ms or self._failed.get(name) == batch:
             return
         try:
             if set_trigger_interval(query, interval_ms):
                 self._set_ms[name] = interval_ms
         except Exception as error:  # any error would end Spark's thread of all accumulators
-            self._drop(name)
-            _LOGGER.warning("the trigger interval stays [query=%s reason=%s]", name, error)
+            if name not in self._failed:
+                _LOGGER.warning(
+                    "the trigger interval cannot be set; each micro-batch tries again [query=%s reason=%s]",
+                    name, error,
+                )  # fmt: skip
+            self._failed[name] = batch
 
 
 def _is_active(query: Any) -> bool:

@@ -73,19 +73,27 @@ def test_two_queries_of_one_dataframe_have_an_interval_each(intervals: list[tupl
 
 
 @pytest.mark.parametrize("error", [Py4JError("no such field"), AttributeError("no such field")])
-def test_an_unknown_spark_keeps_its_interval_and_the_log_says_so_once(
+def test_a_failure_is_logged_once_and_the_next_micro_batch_tries_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    def refuse(query: object, interval_ms: int) -> bool:
-        raise error
+    tries: list[int] = []
+    answers: list[Exception | None] = [error, error, None, error]
 
-    monkeypatch.setattr(pacing, "set_trigger_interval", refuse)
+    def set_or_fail(query: object, interval_ms: int) -> bool:
+        tries.append(interval_ms)
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+        return True
+
+    monkeypatch.setattr(pacing, "set_trigger_interval", set_or_fail)
     pace = Pace()
     pace.follow(QUERY)
     with caplog.at_level(logging.WARNING):
-        assert _merge(pace, ("q", 6, 0), ("q", 7, 400)) == {"q": Interval(7, 400)}
+        merged = _merge(pace, ("q", 6, 500), ("q", 6, 400), ("q", 7, 400), ("q", 8, 400), ("q", 9, 0))
+    assert merged == {"q": Interval(9, 0)}
+    assert tries == [500, 400, 400, 0], "one try of a micro-batch fails"
     assert [record.getMessage() for record in caplog.records] == [
-        "the trigger interval stays [query=q reason=no such field]"
+        "the trigger interval cannot be set; each micro-batch tries again [query=q reason=no such field]"
     ]
 
 
