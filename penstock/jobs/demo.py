@@ -201,8 +201,6 @@ def _compare(console: Console, duration: int, dashboard: Dashboard | None) -> li
             "spark.sql.shuffle.partitions": str(_CORES),
             "spark.driver.memory": "1g",
             "spark.log.level": "OFF",
-            # When a foreachBatch is stopped, Spark searches its error with a pattern that needs a deep stack.
-            "spark.driver.extraJavaOptions": "-Xss64m",
         }
         spark, ours = open_session("penstock demo", settings)
         register(spark)

@@ -1,8 +1,13 @@
-"""Show a wrong option of ``market`` or ``pstream`` in one line, in any classic session.
+"""Shorten errors of classic sessions: wrong options of ``market`` or ``pstream``, and a stop in a function.
 
 Spark runs Python data sources in other processes, and copies the traceback of their errors into the text of
 its own error. So `shorten_errors` wraps PySpark's methods that load and save, once in each process. The error
 keeps its class.
+
+If a query is stopped while its function of ``foreachBatch`` calls the JVM, Spark searches the text of the
+function's error with a regular expression that needs stack for each character. A text with a stack trace of
+Java overflows the stack of the query's thread. So the function gets another error, with a short text that
+Spark recognizes as a stop.
 """
 
 from __future__ import annotations
@@ -14,10 +19,10 @@ from typing import Any, Final
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
-from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from penstock.spark_ext.api.failure import is_ours, kind_of, root_cause
-from penstock.spark_ext.border.connection import is_connect
+from penstock.spark_ext.border.connection import Py4JError, Py4JJavaError, is_connect
 
 __all__ = ["shorten_errors"]
 
@@ -25,6 +30,16 @@ _METHODS: Final = ((DataFrameReader, "load"), (DataStreamReader, "load"), (DataF
 _CONDITION: Final = "[PYTHON_DATA_SOURCE_ERROR]"
 _IS_SHORT: Final = "_penstock_is_short"
 """The attribute of a method that is wrapped."""
+
+_STOPS: Final = (
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+    "[SPARK_JOB_CANCELLED]",
+)
+"""The causes of a call's error after the call's query was stopped."""
+_MOST_CHARACTERS: Final = 300
+"""The length of a text for which a thread's stack always suffices."""
 
 
 def shorten_errors(spark: SparkSession) -> None:
@@ -38,6 +53,8 @@ def shorten_errors(spark: SparkSession) -> None:
         method = getattr(owner, name)
         if not hasattr(method, _IS_SHORT):
             setattr(owner, name, _shorten(method))
+    if not hasattr(DataStreamWriter.foreachBatch, _IS_SHORT):
+        DataStreamWriter.foreachBatch = _shorten_stops(DataStreamWriter.foreachBatch)  # type: ignore[method-assign]
 
 
 def _shorten(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,3 +71,25 @@ def _shorten(method: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(call, _IS_SHORT, True)
     return call
+
+
+def _shorten_stops(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``foreachBatch``, so that a function that is stopped in a call of the JVM raises a short error."""
+
+    @functools.wraps(method)
+    def set_function(writer: Any, func: Callable[[Any, int], None]) -> Any:
+        def call(batch: Any, number: int) -> None:
+            try:
+                func(batch, number)
+            except Py4JJavaError as error:
+                text = str(error)
+                if not any(stop in text for stop in _STOPS):
+                    raise
+                cause = text.partition("\n\tat ")[0][:_MOST_CHARACTERS]
+                # Spark looks for the names of both errors.
+                raise Py4JError(f"py4j.protocol.Py4JJavaError: {cause} ({_STOPS[0]})") from None
+
+        return method(writer, call)
+
+    setattr(set_function, _IS_SHORT, True)
+    return set_function
