@@ -50,8 +50,8 @@ class GroupCodec:
     fields : sequence of pyarrow.Field
         The group columns in their order.
     sampling : GroupSampling, optional
-        The rule by which a sample shows whether there are many rows per group. If so, each distinct group is
-        looked up only once.
+        The rule by which a sample shows whether there are many rows per group. If there are many, each
+        distinct group is looked up only once.
 
     Raises
     ------

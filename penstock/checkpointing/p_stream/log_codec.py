@@ -1,7 +1,7 @@
 """The files of a p-stream's commit log: entries, and starts, which replace all entries up to a number.
 
-All are p-units without blocks (`penstock.checkpointing.p_unit`), so that each has a format version and a
-checksum. The kinds of entries and their meta::
+All files are p-units without blocks (`penstock.checkpointing.p_unit`), so that each has a format version and
+a checksum. The kinds of entries and their meta::
 
     commit       {"writer": text, "batch": int, "session": text, "offset": int, "time_us": int,
                   "clock": {text: int}, "segments": [[name, [[at, size, rows], ...]], ...],

@@ -47,7 +47,7 @@ class Decomposition:
 
     Partials of one pane and group are combined by kind. ``count`` and ``sum`` are added. ``m2`` values are
     added, plus a term for the distance between the means. ``min`` and ``max`` keep the least or greatest
-    value. ``first`` and ``last`` take the value with the least or greatest time. A partial of its own holds
+    value. ``first`` and ``last`` take the value with the least or greatest time. A separate partial holds
     that time (see `times`). ``distinct`` counts the values in the union of all fragments; ``sketch``
     estimates that count. ``kll`` estimates quantiles. ``own`` has the states of a user-defined aggregate,
     which the aggregate's `merge` combines.

@@ -144,7 +144,7 @@ class Staleness:
         return float(cumulative[-1] - np.interp(limit_us, values, cumulative))
 
     def exceeded_us(self, key_time: float) -> float | None:
-        """Return the staleness above which keys spent `key_time` in total; None if they spent less. In µs."""
+        """Return, in µs, the staleness above which keys spent `key_time`; None if they spent less."""
         values, cumulative = self._distribution()
         if key_time > cumulative[-1] - cumulative[0]:
             return None
