@@ -1,8 +1,9 @@
 """The archive of Spark's classes, from which Spark's JVM starts faster.
 
 Until its first micro-batches, a JVM spends two fifths of its work on loading Spark's classes from jars. At
-exit it can dump the loaded classes to a file (class data sharing, JEP 350), which the next JVM maps. The JVM
-checks that the file matches itself and its class path; if not, it warns and loads classes as usual.
+exit it can dump the loaded classes to a file (class data sharing, JEP 350), which the next JVM maps. A JVM
+checks that the file fits its version and its class path. If the file does not fit, the JVM warns and loads
+classes as usual.
 """
 
 from __future__ import annotations
@@ -85,18 +86,19 @@ def class_archive(directory: Path | None = None) -> Path | None:
     spark = importlib.util.find_spec("pyspark")
     if directory is None or java is None or spark is None or spark.origin is None:
         return None
-    # The JVM accepts only an archive of its own class path, so each Spark home has its own archive.
+    # The JVM accepts only an archive that was made with the same class path, so each Spark home has its own
+    # archive.
     kind = "classes" if home_without_zip() is None else "linked-classes"
     return directory / f"{kind}-{file_facts(java, spark.origin)}.jsa"
 
 
 def option(archive: Path) -> str:
-    """Return the JVM's options to use an archive, and to warn on standard error if it cannot be used."""
+    """Return options that make the JVM use an archive, or warn on standard error if it cannot."""
     return f"-XX:SharedArchiveFile={archive} -Xlog:disable -Xlog:all=warning:stderr"
 
 
 def archive_options() -> dict[str, str]:
-    """Return the JVM setting that uses the class archive, if there is an archive."""
+    """Return the Spark setting that makes the JVM use the class archive; empty if there is no archive."""
     archive = class_archive()
     return {JAVA_OPTIONS: option(archive)} if archive is not None and archive.exists() else {}
 

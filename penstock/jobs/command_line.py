@@ -1,4 +1,4 @@
-"""The entry point of the script ``penstock``. It is quiet if Ctrl-C interrupts the command's imports."""
+"""The entry point of the script ``penstock``. It prints no traceback if Ctrl-C interrupts the imports."""
 
 from __future__ import annotations
 

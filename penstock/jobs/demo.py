@@ -3,7 +3,7 @@
 The same stream of trades is sent through an expensive query twice, each time by a Spark streaming query:
 
 - *append queue*: every trade waits its turn in the source, first in, first out;
-- *update queue*: `penstock.update_queue` with linecutting; of each symbol only the newest trade waits.
+- *update queue*: only the newest trade of each symbol waits, in `penstock.update_queue` with linecutting.
 
 The cost of a tuple is calibrated on this machine so that trades arrive `LOAD` times as fast as all cores
 together can serve them. Both queries may serve for the same time in each trigger.
@@ -77,7 +77,7 @@ def _option_values(prices: Any, paths: int, out: Any) -> None:
 
 @dataclass(frozen=True)
 class _Valuation:
-    """The expensive query: the value of an option on each trade. Workers run it."""
+    """The expensive query: it computes the value of an option on each trade. Workers run it."""
 
     paths: int
 
@@ -112,7 +112,7 @@ class _Probe:
 
 
 def _calibrate(spark: SparkSession, work: Path) -> _Valuation:
-    """Return the query with as many random walks as make a tuple cost `_COST_US` in an update queue.
+    """Return the query, with so many random walks that a tuple costs `_COST_US` in an update queue.
 
     The first guess comes from running the query alone on all cores. Then an update queue runs the query, and
     measures the cost of a tuple together with Spark's other work. The first batches are ignored, because the

@@ -41,7 +41,8 @@ class Observer:
     def __init__(self, key: Integers, arrived_us: Integers, keys: int) -> None:
         self._arrived_us = arrived_us
         self._keys = keys
-        # `_grouped` has the updates by key and then by time. `_place` has the place of each update in it.
+        # `_grouped` has the updates by key and then by time. `_place` has the place of each update in
+        # `_grouped`.
         self._grouped = np.argsort(key, kind="stable")
         self._place = np.empty(len(key), np.int64)
         self._place[self._grouped] = np.arange(len(key))

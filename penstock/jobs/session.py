@@ -43,12 +43,12 @@ __all__ = ["open_session", "session"]
 _T = TypeVar("_T")
 
 CLOSING_S: Final = 1.0
-"""The longest time that a JVM that ends takes to close all its sockets, after it has closed the first."""
+"""The longest time between the first and the last socket that an ending JVM closes."""
 
 _DEFAULTS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.sql.session.timeZone": "UTC",
-    # Spark's default INT96 is deprecated, and readers other than Spark take it for a time without a zone.
+    # Spark's default INT96 is deprecated, and all readers except Spark take it for a time without a zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 _LAPTOP_DEFAULTS: Final = {
@@ -56,8 +56,8 @@ _LAPTOP_DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
 }
 _LOCAL_DEFAULTS: Final = {
-    # Spark's default of 200 would make 200 buckets, each a task of every micro-batch. The number of cores is
-    # no good default: a checkpoint keeps its buckets when it moves to another machine.
+    # Spark's default of 200 would make 200 buckets, and a task for each in every micro-batch. The number of
+    # cores is no good default, because a checkpoint keeps its buckets when it moves to a different machine.
     "spark.sql.shuffle.partitions": "8",
 }
 _LATE_OPTIMISATION: Final = (
@@ -66,7 +66,7 @@ _LATE_OPTIMISATION: Final = (
 )
 """Raise the thresholds of the JVM's second compiler tenfold: it mostly compiles start-up code."""
 _MAX_CORES_FOR_SERIAL_GC: Final = 4
-"""With this few cores, a parallel collector's threads take time from the work."""
+"""With at most this many cores, the threads of a parallel collector would take time from the work."""
 _LOG_FILE: Final = Path(__file__).parents[1] / "conf" / "log4j2.properties"
 _BANNERS: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n",)
 """Lines of the JVM that no option suppresses."""
@@ -154,14 +154,15 @@ def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
 
 
 def _run_in_thread(call: Callable[[], _T]) -> _T:
-    """Run `call` in another thread and return its result; a signal ends the wait at once, quietly.
+    """Run `call` in a new thread and return its result; a signal ends the wait at once, without a traceback.
 
     PySpark starts a JVM and waits for the JVM to write a file. If this wait is interrupted, PySpark deletes
-    the file's directory; the JVM then cannot write its file, and runs for ever. In another thread, a signal
-    does not interrupt the wait: the JVM writes its file, notices that this process has ended, and ends.
+    the file's directory; the JVM then cannot write its file, and runs for ever. Signals interrupt only the
+    main thread. So in a new thread, PySpark's wait goes on: the JVM writes its file, notices that this
+    process has ended, and ends.
 
     There is a second reason. A Spark context that is created in the main thread installs its own handler of
-    SIGINT. This handler calls the JVM in the middle of another call, and prints a stack trace.
+    SIGINT. This handler may call the JVM in the middle of a running call, and then prints a stack trace.
     """
     future: Future[_T] = Future()
 
@@ -237,10 +238,11 @@ def open_session(
 
     The driver calls this function once. A given or active session is used unchanged, with `settings` added.
     Otherwise a session is created. If ``SPARK_REMOTE`` names a Spark Connect server, the session is on this
-    server. Under ``spark-submit``, or if ``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set, the session has the
-    configuration of ``spark-submit`` or of that Spark installation. Else it is on this machine, with all its
-    cores. A session on this machine has no web interface and few shuffle partitions. Its workers use this
-    Python interpreter and start warm, and its JVM uses the class archive that ``penstock warm-up`` makes.
+    server. Under ``spark-submit``, the session has the configuration of ``spark-submit``. If ``SPARK_HOME``
+    or ``SPARK_CONF_DIR`` is set, it has the configuration of that Spark installation. In all other cases the
+    session is on this machine, with all its cores. A session on this machine has no web interface and few
+    shuffle partitions. Its workers use this Python interpreter and start warm, and its JVM uses the class
+    archive that ``penstock warm-up`` makes.
 
     Parameters
     ----------
@@ -256,7 +258,7 @@ def open_session(
     Raises
     ------
     InvalidUsageError
-        If a session runs and a setting can no longer change, or only a Spark Connect client is installed and
+        If a setting cannot change in the running session, or if only a Spark Connect client is installed and
         no server is named.
     UnavailableError
         If Spark's JVM does not start.
@@ -305,7 +307,7 @@ def _stop(spark: SparkSession, signals: StopSignals) -> None:
 
     def stop() -> None:
         try:
-            # A query that starts when its context ends prints a trace of Java.
+            # A query that is starting while its context ends would print a stack trace of Java.
             for query in spark.streams.active:
                 query.stop()
         finally:
@@ -313,7 +315,8 @@ def _stop(spark: SparkSession, signals: StopSignals) -> None:
 
     try:
         # Each thread has its own connection to the JVM. SIGTERM may have interrupted a call of the main
-        # thread, and the next call on its connection would wait for, or get, the answer to that call.
+        # thread. The next call on the main thread's connection would wait for the answer to the interrupted
+        # call, or take that answer for its own.
         _run_in_thread(stop)
     except (Py4JError, ConnectionError) as error:
         if not is_without_answer(error):
@@ -321,20 +324,21 @@ def _stop(spark: SparkSession, signals: StopSignals) -> None:
 
 
 def _is_only_for_streams(spark: SparkSession) -> bool:
-    """Return whether a streaming query runs, or Spark has run no job, as before the first query starts."""
+    """Return whether a streaming query runs, or Spark has not run any job yet."""
     try:
         if spark.streams.active:
             return True
-        # The scheduler counts jobs of all groups at once; status trackers learn of them later.
+        # The scheduler counts a job at once, whatever the job's group; status trackers learn of jobs later.
         return not is_connect(spark) and spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs() == 0
     except (Py4JError, ConnectionError):  # the signal also ended the JVM
         return False
 
 
 def _quiet_accumulators(context: SparkContext) -> None:
-    """Let Spark's server of accumulators print no traceback when its client, the JVM, ends.
+    """Keep Spark's server of accumulators from printing a traceback when its client, the JVM, ends.
 
-    Calls to the JVM report this end. A connection that breaks while the JVM lives is reported.
+    Calls to the JVM report that it has ended. If the connection breaks while the JVM runs, the server still
+    reports it.
     """
     server: Any = getattr(context, "_accumulatorServer", None)
     if server is None:
@@ -377,11 +381,11 @@ def session(
     with eight shuffle partitions, with warm Python workers, and logs only fatal errors. An active session is
     used unchanged and is not stopped. The formats ``market`` and ``pstream`` are registered.
 
-    Inside `penstock.run`, Ctrl-C or SIGTERM ends the query between two batches. Elsewhere in the block it
-    ends the program quietly, after the ``finally`` blocks. After SIGTERM the exit code is 143. After Ctrl-C
-    it is 0 if a streaming query runs or Spark has run no job yet; else it is 130, because Ctrl-C may have
-    interrupted a batch. A second signal ends the program at once. Even then, nothing that a checkpoint holds
-    is lost.
+    Inside `penstock.run`, Ctrl-C or SIGTERM ends the query between two batches. Elsewhere in the block, the
+    signal ends the program without a traceback, after the ``finally`` blocks. After SIGTERM the exit code is
+    143. After Ctrl-C the exit code is 0 if a streaming query runs or Spark has run no job yet. Otherwise it
+    is 130, because Ctrl-C may have interrupted a batch job. A second signal ends the program at once. Even
+    then, nothing that a checkpoint holds is lost.
 
     Parameters
     ----------
@@ -398,12 +402,12 @@ def session(
     Raises
     ------
     InvalidUsageError
-        If a session is active and a setting can no longer change, or JAVA_HOME names no Java.
+        If a setting cannot change in the active session, or JAVA_HOME names no Java.
     UnavailableError
-        If there is no Java, Spark's JVM does not start, or in the block a Python worker of Spark does not
-        start in time.
+        If there is no Java, or Spark's JVM does not start, or a Python worker of Spark does not start in time
+        while the block runs.
     PenstockError
-        Replaces a Spark error that leaves the block, if the Spark error wraps an error of Penstock.
+        If a Spark error that wraps a Penstock error leaves the block; the Penstock error replaces it.
 
     Examples
     --------

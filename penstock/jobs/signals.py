@@ -42,7 +42,8 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def __init__(self, *, raises: bool = False) -> None:
         self.received: int | None = None
-        # An event would have a lock, which the main thread may hold when it runs the handler.
+        # Not a `threading.Event`: its lock may be held by the main thread when the main thread runs the
+        # handler.
         self._noted: SimpleQueue[None] = SimpleQueue()
         self._raises = raises
         self._before: dict[int, Any] = {}
@@ -54,7 +55,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         return self
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Return whether a log record reports anything else than a JVM that the signal interrupted or ended.
+        """Return whether a log record reports more than that the signal interrupted or ended the JVM.
 
         Graphs mark their records of a driver that has ended with the attribute ``driver_ended``.
         """

@@ -43,8 +43,8 @@ def home_without_zip() -> Path | None:
     Returns
     -------
     Path or None
-        None if there is no zip file, no cache directory, or if a new Python process would not find PySpark
-        by itself.
+        None if there is no zip file or no cache directory, or if a new Python process would not find PySpark
+        without the zip file.
     """
     spec, cache = importlib.util.find_spec("pyspark"), cache_directory()
     if spec is None or spec.origin is None or cache is None:

@@ -60,7 +60,8 @@ def pack_pipeline(
     modules : tuple of str
         More modules, such as modules that are imported by a computed name.
     prefix : Path, optional
-        A virtual environment to pack as well. Then the archive is this environment, with the modules in it.
+        A virtual environment to pack as well. If given, the archive is this environment, with the modules in
+        it.
 
     Raises
     ------
@@ -151,7 +152,7 @@ def _write_environment(out: Path, prefix: Path, files: dict[str, Path], modules:
             hint="make a virtual environment with what the workers need, install Penstock there without -e, "
             "and run its penstock",
         ) from None
-    # Spark provides these files itself, and they would be most of the archive.
+    # Leave out files that Spark provides itself; they would be most of the archive.
     for pattern in ("*/pyspark/jars/*", "*/pyspark/examples/*", "*/__pycache__/*"):
         environment = environment.exclude(pattern)
     packages = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

@@ -43,7 +43,7 @@ def spark_settings(
     Raises
     ------
     InvalidUsageError
-        If a setting is wrong, or the master is already chosen elsewhere.
+        If a setting is wrong, or Spark Connect or ``spark-submit`` already chooses the master.
     """
     settings: dict[str, str] = {}
     for one in conf:

@@ -1,4 +1,4 @@
-"""Find the Python modules that a pipeline needs and that are not installed; Spark is not started."""
+"""Find the Python modules that a pipeline needs and that are not installed, without starting Spark."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def pipeline_modules(pipeline: Pipeline) -> Modules:
 
 
 def find_modules(names: list[str], program: Path | None = None) -> Modules:
-    """Find modules, and the modules that they import, at any depth.
+    """Find modules, and all modules that they import, directly or through other modules.
 
     Imports are read from the source, so modules that are imported by a computed name are not found. For a
     module in a package, the whole top-level package is taken.
@@ -140,7 +140,7 @@ def _files(spec: importlib.machinery.ModuleSpec) -> dict[str, Path]:
             return {}
         if place.is_file():
             files[place.name] = place
-        # A directory without __init__.py may hold other files than modules.
+        # A directory without __init__.py may hold files that do not belong to the package.
         pattern = "*.py" if spec.origin is None else "*"
         for file in sorted(place.rglob(pattern)) if place.is_dir() else ():
             inside = file.relative_to(place)

@@ -25,10 +25,10 @@ _HINT: Final = (
 def check_shared_places(spark: SparkSession, pipeline: Pipeline, document: Document | None = None) -> None:
     """Check that the workers of a cluster see the local files and directories of a pipeline.
 
-    This function runs on the driver. It does nothing in local mode, or if Spark does not take a path without
-    a file system as a local path. The driver puts an empty file into each output directory, and a job with
-    one task per core looks for these files. So a directory that only has the same name on another machine is
-    found out. Workers that start later are not checked.
+    This function runs on the driver. It does nothing in local mode, or if a path that names no file system is
+    not a local path for Spark. The driver puts an empty file into each output directory, and a job with one
+    task per core looks for these files. So the check also finds a worker whose directory has the same name
+    but is a different directory. Workers that start later are not checked.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def _problem(document: Document | None, path: FieldPath, fact: str, hint: str | 
 
 
 def hosts_without(spark: SparkSession, files: list[str]) -> dict[str, list[str]]:
-    """Return the hosts of workers that do not see a file, for each such file."""
+    """Return, for each file that some workers do not see, the hosts of these workers."""
     if not files:
         return {}
 

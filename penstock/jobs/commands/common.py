@@ -92,7 +92,7 @@ def errors(*, debug: bool) -> Iterator[None]:
     Raises
     ------
     typer.Exit
-        The exit code is 130 for Ctrl-C, 2 if the command line or a configuration is wrong and nothing ran,
+        The exit code is 130 after Ctrl-C; 2 if the command line or a configuration is wrong and nothing ran;
         else 1.
     """
     from penstock.errors import InvalidUsageError, PenstockError, redact
@@ -123,7 +123,7 @@ def errors(*, debug: bool) -> Iterator[None]:
 
 
 def _is_of_py4j(error: OSError) -> bool:
-    """Return whether Py4J raised an error, because it cannot reach the JVM."""
+    """Return whether an error is Py4J's, because Py4J cannot reach the JVM."""
     frames = (frame for frame, _ in walk_tb(error.__traceback__))
     return any(str(frame.f_globals.get("__name__")).startswith("py4j.") for frame in frames)
 
@@ -142,7 +142,7 @@ def read_tables(options: list[str], what: str, owner: str) -> Iterator[tuple[str
     Raises
     ------
     InvalidUsageError
-        If an option has another form, or a file cannot be read.
+        If an option has a different form, or a file cannot be read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -163,7 +163,7 @@ def split_option(option: str, what: str, owner: str) -> tuple[str, str]:
     Raises
     ------
     InvalidUsageError
-        If the option has another form.
+        If the option has a different form.
     """
     from penstock.errors import InvalidUsageError
 

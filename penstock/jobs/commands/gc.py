@@ -110,7 +110,7 @@ def gc(
 def _orphans(
     path: str, checkpoint: str | None, gone: list[str], retain_versions: int, *, delete: bool
 ) -> bool:
-    """Print orphans, and with `delete` delete them; return whether nothing is damaged."""
+    """Print the orphans, and delete them if `delete` is true; return whether nothing is damaged."""
     from penstock.jobs.inspect.orphans import delete_orphans, find_orphans
 
     report = find_orphans(path, checkpoint, gone, retain_versions)

@@ -151,7 +151,8 @@ def serve(
             server = DatabaseServer(
                 made, host, port, token=token, certificate=certificate, commit_interval=commit_interval
             )
-            # Exempt these objects from later collections: they stay, and a full collection takes long.
+            # Exempt all present objects from later garbage collections, because they stay and a full
+            # collection takes long.
             gc.collect()
             gc.freeze()
             try:
@@ -163,7 +164,7 @@ def serve(
     typer.echo(f"stopped by {Signals(signals.received or 0).name}", err=True)
     if not ended:
         typer.echo("a client did not read its rows, and got only a part of them", err=True)
-        # The server's own threads still wait for this client, and the interpreter would wait for them.
+        # The server's threads still wait for this client, and the interpreter would wait for these threads.
         sys.stdout.flush()
         os._exit(SIGNALLED + (signals.received or 0))
     raise typer.Exit(SIGNALLED + (signals.received or 0))

@@ -77,8 +77,8 @@ def fork(
     """Copy a query's state and checkpoint, so that a second query continues from that state.
 
     The old query is only read, and may run meanwhile. If the command is interrupted, run the same command
-    again, and it continues. Then start the new query with the new checkpoint, the same state_location, and
-    another sink.
+    again, and it continues. Then start the new query with the new checkpoint, the same state_location, and a
+    different sink.
     """
     with errors(debug=debug):
         from penstock.spark_ext.state_copy.fork import fork_state
@@ -99,9 +99,9 @@ def rescale(
     at: AtOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Copy a query's state and checkpoint, with another number of buckets.
+    """Copy a query's state and checkpoint, with a new number of buckets.
 
-    The query may have an update queue, a union, a join, or windows in append mode.
+    The query may have an update queue, a union, a join, windows, or a user-defined operator.
 
     The old query is only read. If the command is interrupted, run the same command again, and it continues.
     Then start the query with the new checkpoint, the same state_location, and buckets=N.
@@ -154,13 +154,14 @@ def migrate(
     at: AtOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Copy the state and checkpoint of a query, with other columns.
+    """Copy the state and checkpoint of a query, with added or wider columns.
 
     The query may have a queue, a union, a join, windows or a user-defined operator.
 
-    Columns may be added, and integers, float and date may become wider. The old query is only read. If the
-    command is interrupted, run the same command again, and it continues. Then start the query with the new
-    checkpoint, the same state_location, and the new input.
+    Columns may be added. Types may become wider: integers get more bits, float becomes double, and date
+    becomes timestamp_ntz. The old query is only read. If the command is interrupted, run the same command
+    again, and it continues. Then start the query with the new checkpoint, the same state_location, and the
+    new input.
     """
     with errors(debug=debug):
         from penstock.spark_ext.state_copy.migrate import migrate_state

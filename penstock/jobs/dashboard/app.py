@@ -94,9 +94,9 @@ def make_app(
     title : str
         The title of the page.
     token : str, optional
-        The token that requests must have. If it is None, the application answers only requests to this
-        machine's own addresses. Otherwise a web site could read the pages through a host name that resolves
-        to this machine.
+        The token that requests must have. If it is None, the application answers only requests that are
+        addressed to this machine's own addresses. If it answered other requests, a web site could read the
+        pages through a host name that resolves to this machine.
     """
 
     def of_checkpoint(describe: Callable[[str, str], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

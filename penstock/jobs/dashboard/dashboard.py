@@ -32,8 +32,8 @@ class Dashboard:
     address : str
         ``HOST:PORT``, or a port of 127.0.0.1; 0 chooses a free port.
     metrics : str, optional
-        A metrics file. The dashboard shows the file's end and follows it. By default, the caller adds
-        micro-batches to `history`.
+        A metrics file. The dashboard shows the end of the file, and new lines when they arrive. Without a
+        file, the caller adds micro-batches to `history`.
     token : str, optional
         The token that requests must have; needed if other machines can reach the address.
 

@@ -32,15 +32,15 @@ class History:
     most_entries : int
         The number of newest entries that are kept.
     most_bytes : int
-        At first, only this many bytes at the end of a metrics file are read. Later, each call reads at most
-        this many bytes.
+        The first call reads only this many bytes at the end of a metrics file. Each later call reads at most
+        this many new bytes.
     """
 
     def __init__(
         self, file: Path | None = None, *, most_entries: int = _MOST_ENTRIES, most_bytes: int = _MOST_BYTES
     ) -> None:
         self.session = new_id()
-        """An id of the entries' numbers, which changes whenever the entries are numbered again."""
+        """An id for the numbering of the entries. It changes whenever the numbering starts again."""
         self._file = file
         self._lock = threading.Lock()
         self._entries: deque[dict[str, Any]] = deque(maxlen=most_entries)

@@ -46,7 +46,7 @@ class DashboardServer:
     host, port
         The address to listen at; port 0 chooses a free port.
     token : str, optional
-        The token that the application requires, for `url`.
+        The token that the application requires; `url` contains it.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class DashboardServer:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, port))
-            listening.listen()  # listens before the thread is ready, so that early requests wait for it
+            listening.listen()  # before the thread is ready, so that early requests are not refused
         except OSError as error:
             listening.close()
             raise InvalidUsageError(

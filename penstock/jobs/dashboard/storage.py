@@ -39,8 +39,8 @@ def describe_graph(checkpoint: str) -> dict[str, Any]:
 def describe_storage(checkpoint: str, state_location: str) -> dict[str, Any]:
     """Return sizes, garbage and compression of the graph's p-streams and of its operators' state.
 
-    All files of state are read, so this may take long. Compression is measured in a p-stream's newest p-unit,
-    and in the newest file with rows of an operator's largest bucket.
+    The function reads all files of state, so it may take long. Compression is measured in a p-stream's newest
+    p-unit, and in the newest file with rows of an operator's largest bucket.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _newest_state_columns(bucket: Files) -> list[dict[str, Any]]:
     for name in sorted(names, key=lambda name: (number_of(name), name), reverse=True):
         try:
             blocks = tables(bucket.read(name), bucket.path_of(name))
-        except PenstockError:  # the file was deleted meanwhile, or is damaged, which the survey counts
+        except PenstockError:  # the file was deleted meanwhile, or is damaged; the survey counts damage
             continue
         columns = [
             _column(describe_column(table, f"{table}.{column}", block.column(column)))

@@ -96,7 +96,7 @@ class FileBytes(ByteSource):
 
 
 class PipeBytes(ByteSource):
-    """The bytes from a pipe or a connection. Bytes before the last position that was read are dropped.
+    """The bytes from a pipe or a connection. Bytes before the position of the last read are dropped.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The types of text columns: the type to parse, and the type to cast to."""
+"""The types of columns that are read from text: the type to parse, and the type to cast to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ZONE = r"\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$"
 
 
 def parse_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type to parse with pyarrow: text for dates and times, for which its parsers differ."""
+    """Return the type to parse with pyarrow: text for dates and times, because its parsers disagree."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(parse_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -58,7 +58,7 @@ def _cast_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def set_zones(kind: pa.DataType, texts: pa.ChunkedArray) -> pa.DataType:
-    """Return a type in which times are instants wherever a text has a zone, also in structs and lists.
+    """Return a type in which times have the zone UTC wherever a text has a zone, also in structs and lists.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def _can_cast(values: pa.ChunkedArray, kind: pa.DataType) -> bool:
 
 
 def choose_type(column: pa.ChunkedArray) -> pa.DataType:
-    """Return the Spark-compatible type for a type that pyarrow inferred, if there is one."""
+    """Return the type that pyarrow inferred for a column, or a type that Spark supports in its place."""
     kind = column.type
     if pa.types.is_null(kind):
         return pa.string()

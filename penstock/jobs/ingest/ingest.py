@@ -63,7 +63,7 @@ class Settings:
     header, delimiter, multiline, null
         See `CsvDialect`.
     follow : bool
-        Whether to wait for new rows in the files, and for new files; or to connect again to a WebSocket.
+        For files: whether to wait for new rows and new files. For a WebSocket: whether to connect again.
     topic_column : str, optional
         The column that gets the topics of a broker's messages.
     greetings : tuple of str
@@ -162,7 +162,7 @@ class Totals:
 
 
 class Report:
-    """Callbacks while rows are read; they do nothing unless overridden."""
+    """Callbacks that are called while rows are read. A subclass overrides those that it needs."""
 
     def report_schema(self, schema: pa.Schema) -> None:
         """Report that the stream was created, with columns inferred from the first rows."""
@@ -291,7 +291,7 @@ class _Ingest:
         return TextSource(FileBytes(Path(path), grows=settings.follow), dialect, path, settings.sizes)
 
     def _infer(self, dialect: Dialect) -> pa.Schema | None:
-        """Return the columns of the first source that has rows; None if the run is stopped earlier."""
+        """Return the columns of the first source that has rows; None if the run stops before that."""
         while not self._stopped():
             sources = self._sources.values()
             for source in sources:

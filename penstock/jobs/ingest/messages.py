@@ -158,7 +158,7 @@ class MessageSource(Source):
 def _join(
     messages: Sequence[Message], records: Records
 ) -> tuple[bytes, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Return the content of messages as lines without blank lines, and where each message ends."""
+    """Return the content of messages as lines, without blank lines, and the end of each message in it."""
     if isinstance(records, JsonRecords):
         # A JSON text has line breaks only outside of its strings, so spaces can replace them.
         lines = [

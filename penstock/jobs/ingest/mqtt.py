@@ -15,7 +15,7 @@ __all__ = ["MqttMessages"]
 
 _PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 _MOST_UNACKNOWLEDGED: Final = 10_000
-"""The number of messages that a broker may send before the first of them is acknowledged."""
+"""The largest number of unacknowledged messages; then the broker sends no more."""
 _SESSION_S: Final = 86_400
 """The time for which the broker keeps messages for this client while the client is away."""
 _WAIT_S: Final = 0.1
@@ -86,7 +86,8 @@ class MqttMessages(Messages):
         if reason.is_failure:
             self._refusal = str(reason)
             return
-        # Message ids are per connection: an acknowledgement for an old connection could hit a new message.
+        # Message ids are valid for one connection. An acknowledgement for an old connection could hit a new
+        # message.
         self._connection += 1
         client.subscribe(self._filter, qos=1)
 

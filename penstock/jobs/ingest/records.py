@@ -66,7 +66,7 @@ class Records(ABC):
         return int(ends[-1]) if ends.size else 0
 
     def middle_end(self, content: bytes) -> int:
-        """Return the end of a record near the middle; 0 if there is only one record."""
+        """Return the end of a record near the middle of `content`; 0 if there is only one record."""
         ends = self.ends(content)
         half = int(ends[(ends.size - 1) // 2]) if ends.size else 0
         return half if half < len(content) else 0
@@ -95,7 +95,7 @@ class Records(ABC):
         Raises
         ------
         pyarrow.ArrowInvalid
-            If a record cannot be parsed, or has other columns.
+            If a record cannot be parsed, or has different columns.
         """
         kinds = {field.name: parse_type(field.type) for field in schema}
         rows = self._rows(content, pa.schema(list(kinds.items())))
@@ -224,7 +224,7 @@ class CsvDialect(Dialect):
 
 
 def _end_last_line(lines: bytes) -> pa.Buffer:
-    """Add a line break after the last line, because pyarrow ignores a single line without one."""
+    """Add a line break after the last line, because pyarrow ignores a single line without a line break."""
     return pa.py_buffer(lines if lines.endswith(_NEWLINE) else lines + _NEWLINE)
 
 
@@ -345,8 +345,8 @@ class JsonRecords(Records):
     def infer(self, content: bytes) -> pa.Schema:
         """Infer the columns from objects; see `Records.infer`.
 
-        If any time of a column has a zone, the column's times are in UTC. pyarrow reads a time with a zone as
-        a time in UTC, but infers a type without a zone.
+        If any time of a column has a zone, the column's type has the zone UTC. pyarrow itself infers a type
+        without a zone, although it reads a time with a zone as a time in UTC.
         """
         schema = super().infer(content)
         text_types = pa.schema([(field.name, parse_type(field.type)) for field in schema])
@@ -385,10 +385,10 @@ def _read_json(lines: bytes, schema: pa.Schema | None, block_bytes: int) -> pa.T
 
 
 class ArrayRecords(JsonRecords):
-    """The elements of an array, after its opening bracket; the comma after an element is a part of it."""
+    """The elements of a JSON array, after its opening bracket; an element includes the comma after it."""
 
     def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return the ends of elements: after their commas, and after the array's bracket."""
+        """Return the ends of elements: after the comma of each, and after the array's closing bracket."""
         codes, depth = _outside_text(content)
         ends = np.flatnonzero(((codes == _COMMA) & (depth == 0)) | ((codes == ord("]")) & (depth < 0)))
         return ends + 1
@@ -398,7 +398,7 @@ class ArrayRecords(JsonRecords):
         return Records.cut(self, content)
 
     def _lines(self, content: bytes) -> bytes:
-        """Return the elements on separate lines, without moving any byte to another offset."""
+        """Return the elements on separate lines; all bytes keep their offsets."""
         codes, depth = _outside_text(content)
         lines = np.where(codes == _NEWLINE[0], np.uint8(ord(" ")), np.frombuffer(content, np.uint8))
         lines[(codes == _COMMA) & (depth == 0)] = _NEWLINE[0]
@@ -424,7 +424,7 @@ def _outside_text(
 def parse_records(
     records: Records, content: bytes, schema: pa.Schema, at: int = 0
 ) -> Iterator[tuple[int, pa.Table | Bad]]:
-    """Parse complete records; yield parts in order: the end of the part, and its rows or its bad record.
+    """Parse complete records part by part; yield the end of each part, and its rows or its bad record.
 
     A chunk that cannot be parsed is halved until the bad records are isolated.
     """

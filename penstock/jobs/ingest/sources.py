@@ -1,4 +1,4 @@
-"""Sources of `penstock ingest`: rows, and the vector clock of the position reached in a source."""
+"""Sources of `penstock ingest`: they return rows, and the position after them as a vector clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ReadSizes:
     chunk_bytes : int
         The bytes of text that are parsed together.
     most_record_bytes : int
-        The most bytes of a record of text.
+        The largest size of a record of text.
     batch_rows : int
         The rows of a Parquet file that are read together.
     """
@@ -110,7 +110,7 @@ class Source(ABC):
     done: bool = False
     """True if everything was read and no more can follow."""
     left_out: tuple[str, ...] = ()
-    """The source's columns that the stream lacks, as far as known."""
+    """The source's columns that the stream lacks, among the columns seen so far."""
 
     @abstractmethod
     def infer(self) -> pa.Schema | None:
@@ -129,7 +129,7 @@ class Source(ABC):
         Raises
         ------
         InvalidUsageError
-            If the clock describes another source.
+            If the clock describes a different source.
         """
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Source(ABC):
         Raises
         ------
         InvalidUsageError
-            If the source cannot be read, or has other columns.
+            If the source cannot be read, or has different columns.
         """
 
     @abstractmethod
@@ -169,8 +169,8 @@ class TextSource(Source):
     dialect : Dialect
         The format.
     key : str, optional
-        The source's name in vector clocks, which hold the number of bytes read and the checksum of the first
-        4,096 bytes. If there is no name, the source cannot be read again.
+        The source's name in vector clocks. A clock holds the number of bytes that were read, and the checksum
+        of the first 4,096 bytes. Without a name, the source cannot be read again.
     sizes : ReadSizes, optional
         The amounts to read at a time.
     """
@@ -197,7 +197,7 @@ class TextSource(Source):
         return schema if schema.names else None
 
     def _infer_records(self, records: Records, chunk: bytes) -> pa.Schema:
-        """Infer the columns from the first records, as many of them as can be parsed together."""
+        """Infer the columns from as many of the first records as can be parsed together."""
         while True:
             try:
                 return records.infer(chunk)
@@ -276,7 +276,7 @@ class TextSource(Source):
         return {f"bytes:{self._key}": self._at, f"head:{self._key}": self._head[1]}
 
     def _check_head(self) -> None:
-        """Check that the file was not replaced, by the checksum of its first bytes."""
+        """Use the checksum of the first bytes to check that the file was not replaced."""
         size, checksum = self._head
         if size and self._checksum(size) != checksum:
             raise InvalidUsageError(
@@ -302,7 +302,7 @@ class TableFile(Source):
     path : Path
         The file.
     key : str
-        The file's name in vector clocks, which hold the number of rows read.
+        The file's name in vector clocks. A clock holds the number of rows that were read.
     sizes : ReadSizes, optional
         The amounts to read at a time.
     """

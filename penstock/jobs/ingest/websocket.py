@@ -20,9 +20,10 @@ _CLOSE_S: Final = 1.0
 
 
 class WebSocketMessages(Messages):
-    """Messages of a server, which sends each only once: messages that arrive while nobody reads are lost.
+    """Messages of a server that sends each message once; messages sent without a connection are lost.
 
-    Messages are read only as fast as they are written to the p-stream; TCP slows down a faster server.
+    Messages are read only as fast as they are written to the p-stream. If the server is faster, TCP slows it
+    down.
 
     Parameters
     ----------

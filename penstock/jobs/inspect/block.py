@@ -32,10 +32,11 @@ _MOST_CASCADES_SHOWN = 5
 
 
 def read_blocks(path: Path) -> Iterator[tuple[str, str, Block]]:
-    """Yield each column block in a file: its table's number or name, the column's name, and the block.
+    """Yield the blocks of columns in a file, each with its table's number or name and the column's name.
 
-    The file is a p-unit, a file of `BlockWriter`, or one column's block. The file is read, not mapped,
-    because another process may truncate it. A file of `BlockWriter` is read one table's block at a time.
+    The file is a p-unit, a file of `BlockWriter`, or one column's block. The file is read, not mapped into
+    memory, because a different process may truncate it. A file of `BlockWriter` is read one table's block at
+    a time.
 
     Raises
     ------
@@ -99,7 +100,7 @@ def explain_choice(block: Block, goal: str) -> dict[str, Any]:
     tried = rank(stream, minimised, floats=is_float(block.type))
     if chosen not in [cascade_of(choice.node) for choice in tried]:
         cascade = parse_cascade(chosen)
-        with contextlib.suppress(UnfitError):  # a sample may have a larger share of exceptions than all rows
+        with contextlib.suppress(UnfitError):  # a sample may have a larger share of exceptions
             node = encode_stream(stream, cascade)
             tried.append(Choice(cost(node, cascade, minimised), cascade, node))
     return {
@@ -117,7 +118,8 @@ def explain_choice(block: Block, goal: str) -> dict[str, Any]:
         "candidates": [
             {
                 "cascade": ">".join(choice.cascade),
-                # A node does not record the level of the library's codec.
+                # A node does not record the level of a compression library, so compare the cascades without
+                # levels.
                 "chosen": cascade_of(choice.node) == chosen,
                 "bytes_per_value": round(choice.node.size_bytes / max(stream.size, 1), 4),
                 "cost": round(choice.cost / max(stream.size, 1), 4),

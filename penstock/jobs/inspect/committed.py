@@ -38,10 +38,11 @@ def read_committed(
     Raises
     ------
     InvalidUsageError
-        If this is not a checkpoint, none of the operators belongs to its query, or `operators` is only a
-        bucket.
+        If this is not a checkpoint, none of the operators belongs to its query, or the state location is the
+        directory of one bucket, not of an operator.
     CorruptDataError
-        If the checkpoint points to no file of an operator, or the operator's description is damaged.
+        If the checkpoint has pointers but none of them names a file of an operator, or the operator's
+        description is damaged.
     UnavailableError
         If the file system refuses, or Spark does not start.
     """

@@ -77,7 +77,7 @@ class StoredDatabase:
 
 
 def read_databases(path: str, checkpoint: str | None, retain_versions: int) -> list[StoredDatabase]:
-    """Examine all databases at `path`; with a checkpoint, only its query's.
+    """Examine all databases at `path`; with a checkpoint, only the databases of the checkpoint's query.
 
     This reads and checks every file, and loads the current version of every bucket, one after the other.
 

@@ -46,7 +46,7 @@ class Orphans:
 
 @dataclass(slots=True)
 class Report:
-    """The orphans found. `kept` lists possible orphans, and `damage` why they are uncertain."""
+    """The orphans found. `kept` lists possible orphans, with the reason; `damage` lists damaged files."""
 
     orphans: list[Orphans] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -193,7 +193,7 @@ def _search_state(
         from penstock.jobs.inspect.committed import read_committed
 
         chosen, committed = read_committed(checkpoint, operators)
-        # A power cut may undo the commit, and then the orphan would be needed again.
+        # Sync the checkpoint first: if a power cut undid the commit, the orphans would be needed again.
         make_durable(checkpoint)
     _refuse(gone, {operator.query for operator in operators}, {operator.query for operator in chosen})
     for operator in operators:
@@ -210,7 +210,7 @@ def _search_state(
 
 
 def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions: int, report: Report) -> None:
-    """Add the files that are reached by no loadable version and by no version that may be committed."""
+    """Add the files that neither a loadable version needs, nor a version that may be committed."""
     report.damage += [f"{damage.file}: {damage.fact}" for damage in operator.damage]
     for bucket in operator.buckets:
         survey = survey_bucket(

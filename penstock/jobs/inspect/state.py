@@ -24,14 +24,14 @@ __all__ = ["describe_bucket", "show_buckets", "survey_buckets", "tell_findings",
 def survey_buckets(
     path: str, checkpoint: str | None, retain_versions: int
 ) -> Iterator[tuple[Operator, int, BucketSurvey]]:
-    """Survey the buckets at `path`, or of a checkpoint's query there; show a progress bar on a terminal."""
+    """Survey the buckets at `path`, with a checkpoint only its query's; show a progress bar on a terminal."""
     operators = find_operators(open_files(path))
     committed: dict[str, Pointer] = {}
     if checkpoint is not None:
         from penstock.jobs.inspect.committed import read_committed
 
         operators, committed = read_committed(checkpoint, operators)
-        # A power cut may undo the commit, and then the garbage would be needed again.
+        # Sync the checkpoint first: if a power cut undid the commit, the garbage would be needed again.
         make_durable(checkpoint)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("looking", total=sum(len(operator.buckets) for operator in operators))
@@ -48,7 +48,7 @@ def survey_buckets(
 
 
 def tell_findings(operator: Operator, number: int, survey: BucketSurvey) -> bool:
-    """Print the damage of a bucket and of its operator's shared files; return whether there is none."""
+    """Print the damage of a bucket and of its operator's shared files; return whether nothing is damaged."""
     for damage in (*(operator.damage if number == 0 else ()), *survey.damage):
         typer.secho(f"{damage.file}: {damage.fact}", err=True, fg=typer.colors.RED)
     if survey.withheld:

@@ -30,9 +30,9 @@ def test(
 ) -> None:
     """Run the test cases of a pipeline in milliseconds, without Spark.
 
-    A case gives rows and the passing of time, and the expected rows and staleness. It replaces sources, sink
-    and clock. Operators, state, commits and restarts are the same as in a real run. The exit code is 1 if a
-    case fails.
+    A case contains input rows, the passing of time, and the expected rows and staleness. The case replaces
+    the sources, the sink and the clock. Operators, state, commits and restarts are the same as in a real run.
+    The exit code is 1 if a case fails.
     """
     with errors(debug=debug):
         from penstock._clock import monotonic_s

@@ -12,7 +12,7 @@ __all__ = ["skip_pandas"]
 
 
 def skip_pandas() -> None:
-    """Let pyarrow make arrays of Python values without importing pandas, which takes a third of a second.
+    """Let pyarrow make arrays without importing pandas, because the import takes a third of a second.
 
     Call this only in a process that runs no user code, because pyarrow then treats pandas objects like any
     other sequence. A conversion to or from pandas still imports pandas.

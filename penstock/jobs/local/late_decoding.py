@@ -28,7 +28,7 @@ def encoded_schema(source: KafkaSource) -> pa.Schema:
     raw = schema_of(source.model_copy(update={"value_format": "raw"}))
     names = [*source.kafka_columns, "value"]
     encoded = pa.schema([raw.field(name).with_name(f"{_PREFIX}{name}") for name in names])
-    return stored_schema(spark_schema(encoded))  # the types as which columns of Spark are stored
+    return stored_schema(spark_schema(encoded))  # the types with which p-streams store Spark's columns
 
 
 class EncodedRecords:
@@ -91,7 +91,7 @@ def decode_results(
 
 
 def _plain(rows: pa.RecordBatch) -> pa.Table:
-    """Rename the columns of rows to the names in Kafka's records."""
+    """Return rows under the column names of Kafka's records."""
     return pa.Table.from_batches([rows]).rename_columns(
         [name.removeprefix(_PREFIX) for name in rows.schema.names]
     )

@@ -69,7 +69,7 @@ __all__ = [
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _TIME_ZONE: Final = "spark.sql.session.timeZone"
 _SETTINGS: Final = frozenset({_PARTITIONS, _TIME_ZONE})
-"""The settings of Spark that have an effect here."""
+"""The settings of Spark that the local engine follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def check_local_pipeline(
     Raises
     ------
     PipelineError
-        If it cannot run the pipeline, with a line for each reason.
+        If the local engine cannot run the pipeline, with a line for each reason.
     """
     document, places = document or Document("pipeline", {}), places or Places()
     problems = list(_problems(pipeline, document, places))
@@ -223,7 +223,7 @@ def _columns(places: Places, name: str, section: Source | TableSection) -> pa.Sc
 
 
 def _with_readable_sources(graph: Graph, pipeline: Pipeline, places: Places) -> Graph:
-    """Return the graph with the kinds of its sources changed to kinds whose readers can make fragments.
+    """Return the graph, with kinds of sources for which the planner lets readers make fragments.
 
     The planner lets only Penstock's own readers make fragments of windows. In this engine, every source has
     such a reader.
@@ -249,7 +249,7 @@ def open_pipeline(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run the pipeline, or the checkpoint belongs to another pipeline.
+        If the local engine cannot run the pipeline, or the checkpoint belongs to a different pipeline.
     CorruptDataError, UnavailableError
         If the checkpoint is damaged, or the file system refuses.
     """

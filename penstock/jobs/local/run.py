@@ -105,7 +105,7 @@ def run_local(
             # Without a trigger, the contract of the results' queue chooses the interval.
             next_s = begin_s + (fixed_s if fixed_s is not None else chosen_s if ran else 0.0)
             if not ran:
-                pause(_POLL_S)  # poll, because another process does not announce its rows
+                pause(_POLL_S)  # poll, because other processes do not announce new rows
             while not is_stopped() and (left_s := next_s - monotonic_s()) > 0:
                 pause(min(left_s, _SIGNAL_S))  # wait until the next trigger
     return replace(totals, signal=signals.received)
@@ -113,7 +113,7 @@ def run_local(
 
 @contextmanager
 def _errors_of_run(document: Document | None) -> Iterator[None]:
-    """Mark errors as errors of a micro-batch, and add the line of the source that they name."""
+    """Mark errors as errors of a micro-batch. If an error names a source, add the line of this source."""
     try:
         yield
     except PenstockError as error:

@@ -40,7 +40,7 @@ def open_source(
     log : pathlib.Path
         The directory for the log of the source.
     decodes_late : bool
-        Whether Kafka's values are decoded after the queue, and so not by this source.
+        Whether Kafka's values are decoded after the queue, not by this source.
 
     Raises
     ------

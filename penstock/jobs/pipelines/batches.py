@@ -177,7 +177,7 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = ()) -> str:
 
 
 def fold(parts: Sequence[str], width: int) -> str:
-    """Join the parts of a batch's line; start another line after `width` columns of the terminal."""
+    """Join the parts of a batch's line; start a new line after `width` columns of the terminal."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 2 + len(part) <= width:
@@ -222,10 +222,14 @@ def batch_printer(
 ) -> Iterator[Callable[[Batch], None]]:
     """Yield a function that prints each batch with rows as a line on standard error.
 
-    After the first batch with staleness, another line explains what staleness is; after the first batch with
-    mostly bad records, another line says how to find the reason. If `later_steps` may drop emitted rows, the
-    first batch that emits rows has such a line, too. If no batch ends within
-    `silence_s`, a line reports that the query is still starting, unless `is_stopped`.
+    Some lines explain what the numbers mean:
+
+    - after the first batch with staleness: what staleness is;
+    - after the first batch with mostly bad records: how to find the reason;
+    - after the first batch that emits rows, if `later_steps` may drop emitted rows: where the rows were
+      counted.
+
+    If no batch ends within `silence_s`, a line reports that the query is still starting, unless `is_stopped`.
     """
     show = _line_printer()
 
@@ -249,7 +253,8 @@ def batch_printer(
         if batch.staleness_p95_ms and not explained:
             explained = True
             show(_STALENESS)
-        # `rows_in` may lack the skipped records. Then as many bad records as rows are half of all records.
+        # `rows_in` may not count skipped records. In this case, as many bad records as rows are half of all
+        # records.
         if batch.bad_records and batch.bad_records >= batch.rows_in and not warned:
             warned = True
             show(_BAD_RECORDS)

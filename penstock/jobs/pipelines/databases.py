@@ -37,8 +37,8 @@ def databases_in(path: str | Path) -> dict[str, Database]:
     if not file.is_file() or spec is None or spec.loader is None:
         raise InvalidUsageError("there is no such Python file", file=path)
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look up their module. The module is removed afterwards, so that its functions are pickled
-    # by value.
+    # Dataclasses look up their module while they are made. Remove it afterwards, so that its functions are
+    # pickled by value.
     sys.modules[spec.name] = module
     beside = str(file.absolute().parent)
     sys.path.insert(0, beside)
@@ -74,7 +74,8 @@ def database_in(path: str | Path, name: str | None = None) -> Database:
     Raises
     ------
     InvalidUsageError
-        See `databases_in`; also if there is no such database, or several databases and no name.
+        See `databases_in`; also if there is no such database, or no name is given and there are several
+        databases.
     """
     databases = databases_in(path)
     if name is None and len(databases) > 1:
@@ -95,7 +96,8 @@ def procedure_of(section: DatabaseSection) -> Procedure | Workflow:
     Raises
     ------
     InvalidUsageError
-        See `databases_in`; also if there is no such database or procedure, or several databases and no name.
+        See `databases_in`; also if there is no such database or procedure, or no name is given and there are
+        several databases.
     """
     database = database_in(section.file, section.name)
     procedures: dict[str, Procedure | Workflow] = {**database.procedures, **database.workflows}

@@ -39,8 +39,8 @@ def import_function(name: str, field: str) -> Callable[..., Any]:
 def carry_functions(pipeline: Pipeline) -> None:
     """Let Spark Connect send the functions that a pipeline names to the server, with their modules.
 
-    Otherwise the server, which runs functions of ``foreach_batch``, has only the modules that are installed
-    on it.
+    The server runs functions of ``foreach_batch``. Without this call, it has only the modules that are
+    installed on it.
     """
     for name in sorted(pipeline_modules(pipeline).packed):
         cloudpickle.register_pickle_by_value(importlib.import_module(name))

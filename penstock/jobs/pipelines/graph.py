@@ -284,7 +284,8 @@ class _Builder:
     def _windows(self, flow: Graph, window: WindowSection) -> Graph:
         """Return windows and their aggregates, joined with other windows, and aggregated by window."""
         before = flow
-        # Leave out defaults: append mode refuses any policy, even the default policy.
+        # Leave out fields that the user did not set, because append mode refuses any policy, even the default
+        # policy.
         serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}
         serving |= self._late(window)
         with self._field("window"):
@@ -382,7 +383,7 @@ def field_errors(document: Document, *path: str, goes_on: bool = False) -> Itera
 
 
 def _field_of(document: Document, path: FieldPath, error: InvalidUsageError) -> FieldPath:
-    """If an error names one field of a section, or its value, return this field; otherwise the section."""
+    """Return the field of a section that an error names, directly or by its value; otherwise the section."""
     if (option := (*path, error.context.get("option"))) in document.places:
         return option
     names = [error.context.get(name) for name in ("column", "missing", "expression")]

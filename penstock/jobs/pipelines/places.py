@@ -75,7 +75,7 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
 
 
 def _results_of_another_checkpoint(pipeline: Pipeline) -> str | None:
-    """Return a file sink's directory whose log has micro-batches although the checkpoint has no micro-batch.
+    """Return the file sink's directory if its log has micro-batches but the checkpoint has none; else None.
 
     Spark's file sink skips each micro-batch whose number is in its log, even if the log belongs to another
     checkpoint.
@@ -145,9 +145,9 @@ def check_headers(pipeline: Pipeline, document: Document) -> None:
     Raises
     ------
     PipelineError
-        If the first line of the first file names the columns, and no option says whether it is a header; or
-        it is a header that has the columns of the schema in another order. Spark reads by position, so other
-        names rename the columns.
+        If the first line of the first file names the columns, and no option says whether it is a header. Or
+        if it is a header that has the columns of the schema in a different order. A header with different
+        names is allowed, because Spark reads by position: the schema renames the columns.
     """
     from penstock.ddl import parse_schema  # few pipelines read CSV
 
@@ -165,7 +165,7 @@ def check_headers(pipeline: Pipeline, document: Document) -> None:
             continue  # another check reports it
         options = {name.lower(): text for name, text in files.options.items()}
         corrupt = options.get("columnnameofcorruptrecord", _CORRUPT_RECORD)
-        names = [name for name in names if name != corrupt]  # Spark adds this column, wherever it stands
+        names = [name for name in names if name != corrupt]  # Spark adds this column, at any position
         if "header" not in options:
             if header == names:
                 at = (*path, "path")
@@ -212,9 +212,9 @@ def sources_of(pipeline: Pipeline) -> dict[str, tuple[FieldPath, Source]]:
 
 
 def _read_header(source: FilesSource | TableSection) -> tuple[Path, list[str]] | None:
-    """Return the first file of CSV of a section and the fields of its first line, if it may be a header.
+    """Return a section's first CSV file and the fields of its first line, if this line may be a header.
 
-    As in Spark, lines that are empty or comments do not count.
+    Empty lines and comments do not count, as in Spark.
     """
     options = {name.lower(): text for name, text in source.options.items()}
     is_header = options.get("header", "true").lower() == "true"

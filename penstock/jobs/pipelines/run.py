@@ -48,7 +48,7 @@ __all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "r
 
 _POLL_S = 0.25
 _LEAST_OVERDUE_S = 1.0
-"""Running batches are polled, so a shorter limit counts as this much."""
+"""Running batches are polled, so shorter limits are raised to this time."""
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "committed", "rejected", "waiting_keys")
 
 _REFUSAL = re.compile(rf"{re.escape(REFUSAL)}: source=(\S+)")
@@ -95,9 +95,9 @@ class _BatchReader:
     query : StreamingQuery
         The query.
     promised_s : mapping of str to float
-        The promised seconds by class, as far as they are known before the first batch.
+        The promised staleness in seconds by class, if it is known before the first batch.
     waiting_since_ms : int, optional
-        Since when rows wait for the first batch.
+        The time since which rows have waited for the first batch.
     """
 
     def __init__(
@@ -165,8 +165,9 @@ def follow(
 ) -> Totals:
     """Wait until a query or a graph ends, and report each of its batches.
 
-    Call this function on the driver's main thread. A signal stops the query. `follow` waits a few seconds for
-    the running batch to end, then cancels it. A restart from the checkpoint runs a cancelled batch again.
+    Call this function on the driver's main thread. After a signal, `follow` stops the query. It waits a few
+    seconds for the running batch to end, then cancels the batch. A restart from the checkpoint runs a
+    cancelled batch again.
 
     Parameters
     ----------
@@ -296,9 +297,9 @@ def run(
 
     - the query ends: a query with the trigger ``availableNow`` ends when all its input is read and, with
       `drain`, no key waits (Spark's own ``awaitTermination`` does not notice this end);
-    - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint continues after the
-      last batch. This holds from the call, so also before the first batch. A second signal ends the process
-      at once, with exit code 130 or 143.
+    - Ctrl-C or SIGTERM stops it between two batches, at any time after the call, even before the first batch.
+      A start with the same checkpoint continues after the last batch. A second signal ends the process at
+      once, with exit code 130 or 143.
 
     After a signal, `run` returns normally. The program chooses its own exit code, such as ``sys.exit(128 +
     totals.signal)``; by default it is 0.
@@ -309,8 +310,8 @@ def run(
         A query or graph that was started, by ``start()`` or `penstock.start`; or a writer or a pipeline,
         which `run` starts. A pipeline runs in the active session, or in a new session.
     drain : bool
-        Whether a query with the trigger ``availableNow`` continues until no key waits. If not, the next start
-        serves the waiting keys. A pipeline uses its setting ``query.drain`` instead.
+        Whether a query with the trigger ``availableNow`` continues until no key waits. If false, the next
+        start serves the waiting keys. A pipeline uses its setting ``query.drain`` instead.
     on_batch : callable, optional
         Called with each `Batch`; by default a line is printed on standard error.
 
@@ -322,7 +323,8 @@ def run(
     Raises
     ------
     InvalidUsageError
-        If Spark refuses the query, or its checkpoint was made with another key, policy or number of buckets.
+        If Spark refuses the query, or its checkpoint was made with a different key, policy or number of
+        buckets.
     PenstockError
         If the query failed; the error's text names the cause, and its class shows what to do next.
 
@@ -352,7 +354,7 @@ def _run(
     drain: bool,
     later_steps: Sequence[str] = (),
 ) -> Totals:
-    """Follow a query or a graph until it ends or a signal stops it; the signal may be an earlier one."""
+    """Follow a query or a graph until it ends or a signal stops it; a signal before the call counts, too."""
     with ExitStack() as printer:
         show = on_batch
         if show is None:

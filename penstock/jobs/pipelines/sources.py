@@ -135,7 +135,7 @@ def _no_connector(name: str) -> InvalidUsageError:
 def resolve(spark: SparkSession, location: str) -> str:
     """Make a local path absolute; leave a location with a file system unchanged.
 
-    A cluster's workers and a Spark Connect server have another working directory than the driver.
+    The workers of a cluster, and a Spark Connect server, do not have the driver's working directory.
     """
     if "://" in location or not (is_connect(spark) or is_local(spark) or uses_local_files(spark)):
         return location
@@ -169,7 +169,7 @@ def _market(spark: SparkSession, source: MarketSource) -> DataFrame:
 def _path(spark: SparkSession, source: FilesSource) -> str:
     path = resolve(spark, source.path)
     if "://" not in path and Path(path).is_file():
-        # Spark's stream of files takes only directories and patterns, so this is a pattern that matches one
+        # Spark's stream of files takes only directories and patterns, so make a pattern that matches this one
         # file.
         file = Path(path)
         path = str(file.with_name(f"[{file.name[0]}]{file.name[1:]}"))
@@ -192,7 +192,7 @@ def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
     if source.columns is not None:
         reader = reader.schema(source.columns)
     elif source.format != "text":
-        # A stream needs its columns before it starts; these formats store them in the files.
+        # Spark needs the columns of a stream before it starts. Files of these formats hold their columns.
         there = spark.read.format(source.format).options(**source.options).load(path)
         reader = reader.schema(there.schema)
     return reader.load(path)

@@ -98,9 +98,9 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
 
 
 def _columns(given: DataFrame | str, source: Source | TableSection) -> pa.Schema:
-    """Return the planned columns of a source or table; if Spark finds other columns, Spark's columns.
+    """Return the columns of a source or table as planned; if Spark's columns differ, return Spark's.
 
-    The graph refuses a Spark source whose columns differ from the declared columns.
+    Sources of the type ``spark`` always have their declared columns; the graph checks them.
     """
     if isinstance(given, str) or isinstance(source, SparkSource):
         return schema_of(source)
@@ -117,7 +117,7 @@ def _types(schema: StructType) -> list[tuple[str, DataType]]:
 
 @contextmanager
 def _sections_of_nodes(pipeline: Pipeline) -> Iterator[None]:
-    """To an operator's error, add the section from which the operator comes."""
+    """Add to an operator's error the section of the pipeline that the operator comes from."""
     try:
         yield
     except InvalidUsageError as error:

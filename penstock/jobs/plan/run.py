@@ -47,7 +47,8 @@ class PlanRequest:
     key, time, arrival
         Columns, as for `penstock.update_queue`. By default rows arrive at their `time`.
     cost, sink_cost, fixed : str
-        Time per tuple in the operator, per result in the sink, and per micro-batch without tuples.
+        The time for each tuple in the operator, the time for each result in the sink, and the time that a
+        micro-batch takes without any tuples.
     metrics : path, optional
         The metrics file of a test run; `cost` and `fixed` are its measurements.
     freshness : str, optional
@@ -116,7 +117,7 @@ class PlanRequest:
 
 
 def measured_engine(path: Path, sink_us: float = 0.0) -> Engine:
-    """Return the costs in the metrics file of a test run, without the micro-batch that starts workers.
+    """Return the costs in the metrics file of a test run, leaving out the micro-batch that starts workers.
 
     On Spark, each bucket of the test run must have had its own core; the local engine serves buckets in turn.
     A restart is noticed only if it has a new checkpoint or repeats a micro-batch. So the file should be from
@@ -190,7 +191,7 @@ def read_sample(path: str, max_rows: int) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        If there is no such file, or the file has another format.
+        If there is no such file, or the file has a different format.
     CorruptDataError, UnavailableError
         If a p-stream is damaged, or its file system refuses.
     """
@@ -256,7 +257,7 @@ def _forecast(sample: Sample, request: PlanRequest) -> list[Forecast]:
 
 
 def best_of(found: Sequence[Forecast], load: float) -> Forecast:
-    """Return the forecast on the fewest cores that keeps all promises at a load, else the freshest."""
+    """Return the forecast that keeps all promises at a load on the fewest cores, else the freshest."""
     here = [one for one in found if one.load == load]
     kept = [one for one in here if one.kept and all(one.kept.values())]
     if kept:

@@ -177,7 +177,7 @@ class Comparison:
         if batch.has_clock:
             for name in _STALENESS:
                 was, now = (one["application_staleness_ms"].get(name, 0.0) for one in (theirs, ours))
-                if abs(was - now) > 1e-3 * max(1.0, was):  # a histogram is summed in another order
+                if abs(was - now) > 1e-3 * max(1.0, was):  # a histogram may be summed in a different order
                     yield Difference(f"staleness {name}", was, now)
 
     def _differ(self, what: str, theirs: pa.Table, ours: pa.Table) -> Iterator[Difference]:
@@ -272,7 +272,7 @@ def recorded_answers(stream: PStream, query: str, batch: int, buckets: int) -> p
     """Return the answers that the buckets of a query published for a micro-batch; None if some are gone."""
     writers = {answer_writer(query, bucket) for bucket in range(buckets)}
     commits = [commit for commit in stream.log.commits if commit.writer in writers]
-    # The buckets of a micro-batch commit after all buckets of the micro-batch before.
+    # The buckets of a micro-batch commit after all buckets of the previous micro-batch.
     is_cut = (stream.log.commits[0].offset if stream.log.commits else stream.end) > 0
     if is_cut and (not commits or batch <= commits[0].batch):
         return None

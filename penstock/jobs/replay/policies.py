@@ -1,4 +1,4 @@
-"""Convert the state of an update queue, or of update windows, for another policy."""
+"""Convert the state of an update queue, or of update windows, to a different policy."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _INTERVAL = f"{RESERVED_PREFIX}interval_us"
 _QUEUE = "queue"
 """The part of a window operator's state that has its waiting keys."""
 _UNKNOWN: dict[str, Any] = {f"{RESERVED_PREFIX}seen_us": NEVER, _INTERVAL: 0.0}
-"""The stored values for keys whose update rates no policy has needed."""
+"""The values to store for keys whose update rates are unknown, because the old policy does not use rates."""
 
 
 def change_policy(state: Any, policy: Policy, target: Any) -> list[PUnit]:
-    """Convert the state of a queue or of windows to a snapshot for another policy.
+    """Convert the state of a queue or of windows to a snapshot for a different policy.
 
-    Waiting keys are put into the order of their oldest pending updates.
+    Waiting keys are ordered by the arrival of their oldest pending updates.
 
     Parameters
     ----------
     state : UpdateQueue or UpdateWindows
         The state.
     policy : Policy
-        The other policy.
+        The new policy.
     target : UpdateQueue or UpdateWindows
-        An empty state of the other policy.
+        An empty state of the new policy.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def change_policy(state: Any, policy: Policy, target: Any) -> list[PUnit]:
 
 
 def _change_windows(windows: UpdateWindows, policy: Policy) -> Iterator[PUnit]:
-    """Yield the snapshot of windows, with the places that waiting keys have under another policy."""
+    """Yield the snapshot of windows, with the places that waiting keys have under the new policy."""
     units = list(windows.snapshot())
     parts = [unit.blocks["cells"] for unit in units if _QUEUE in unit.meta]
     cells = pa.Table.from_batches(parts)
@@ -120,7 +120,7 @@ def _change_queue(queue: UpdateQueue, policy: Policy, target: UpdateQueue) -> PU
 def _fill(
     table: pa.Table, schema: pa.Schema, unknown: dict[str, Any], given: dict[str, Any] | None = None
 ) -> pa.RecordBatch:
-    """Return a table's rows in another schema. Columns come from `given`, the table, or else `unknown`."""
+    """Return a table's rows in a new schema. A column comes from `given`, else the table, else `unknown`."""
     given = given or {}
     columns = []
     for field in schema:

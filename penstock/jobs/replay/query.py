@@ -89,7 +89,7 @@ def open_query(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run the pipeline, the checkpoint belongs to another pipeline, or the
+        If the local engine cannot run the pipeline, the checkpoint belongs to a different pipeline, or the
         location of the pipeline's requests has no requests.
     """
     requests = answers = None

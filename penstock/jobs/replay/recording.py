@@ -80,7 +80,7 @@ class Checkpoint:
 
     @property
     def state(self) -> Files:
-        """The default location of the operators' state; a pipeline may choose another."""
+        """The default location of the operators' state; a pipeline may choose a different location."""
         return open_files(self.directory.place("state"))
 
 
@@ -115,7 +115,7 @@ class RecordedBatch:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The recorded micro-batches of a query. It shows whether everything that they need still exists.
+    """The recorded micro-batches of a query, and whether everything that a replay needs still exists.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class Recording:
         CorruptDataError
             If the micro-batch's plan is missing or damaged, or the local engine cannot read its pointers.
         InvalidUsageError
-            If the micro-batch had another number of sources.
+            If the micro-batch had a different number of sources.
         """
         path = self.checkpoint.path
         planned_ms, ends = read_plan(path, number)
@@ -219,7 +219,7 @@ class Recording:
     # ---------------------------------------------------------------------------- what can be replayed
 
     def lack(self, number: int) -> str | None:
-        """Return what is missing to run a micro-batch again from the state before it; None if it can run."""
+        """Return what is missing, besides the state, to run a micro-batch again; None if it can run."""
         try:
             batch = self.batch(number)
         except CorruptDataError as error:

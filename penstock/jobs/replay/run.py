@@ -63,7 +63,8 @@ class Replay:
     query : ReplayedQuery
         The query.
     recorded : ReplayedQuery
-        The query with the recorded settings; its operator reads the recorded state. May be `query`.
+        The query with the recorded settings, whose operator reads the recorded state. It may be the same
+        object as `query`.
     scratch : str
         The directory for state.
     policy : Policy, optional
@@ -77,7 +78,7 @@ class Replay:
     _run: str = field(default_factory=new_id)
 
     def run(self, numbers: range) -> Iterator[ReplayedBatch]:
-        """Run micro-batches, beginning with the state before the first of them, from the checkpoint.
+        """Run micro-batches, beginning with the checkpoint's state before the first of them.
 
         Raises
         ------
@@ -105,7 +106,7 @@ class Replay:
         """Put the state before a micro-batch into the scratch location."""
         recording = self.recorded.recording
         place = open_files(self.scratch).child(recording.checkpoint.query).child(operator.name)
-        # Keep the facts of the first start, such as whether a database had first rows, but use this query's
+        # Keep the facts of the first start, such as whether a database had initial rows, but use this query's
         # settings.
         described = {**recording.description(), **operator.task.specification()}
         place.publish(SPECIFICATION_FILE, encode(PUnit("operator", described)))
