@@ -1,10 +1,10 @@
 """Compile Numba kernels, and choose the directory for their machine code.
 
 Kernels are compiled at their first call and cached on disk beside the source. If that directory cannot be
-written (a read-only install, a zip file given to spark-submit), the cache is in ``~/.cache/penstock/kernels``
-or, if there is no usable home, in a private directory below the system's temporary directory.
-``NUMBA_CACHE_DIR`` overrides all these choices. In a zip file numba ignores this variable and uses the user's
-cache directory, so Penstock sets ``XDG_CACHE_HOME`` while numba looks for it.
+written (a read-only install, a zip file given to spark-submit), the cache is in
+``~/.cache/penstock/kernels``. If there is no usable home, it is in a private directory below the system's
+temporary directory. ``NUMBA_CACHE_DIR`` overrides all these choices. In a zip file numba ignores this
+variable and uses the user's cache directory, so Penstock sets ``XDG_CACHE_HOME`` while numba looks for it.
 """
 
 from __future__ import annotations

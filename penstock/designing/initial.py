@@ -24,9 +24,9 @@ _GRAPH_TRANSACTIONS = 5_000
 def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
     """Return the initial design with the least cost, and its cost.
 
-    The initial designs are the declared design, the design by the most frequently accessed columns, a design
-    for each set of columns that the access graph joins, and a design for each pair of such sets. The paper
-    starts only from the most frequently accessed columns.
+    The initial designs are the declared design and the design by the most frequently accessed columns. There
+    is also a design for each set of columns that the access graph joins, and for each pair of such sets. The
+    paper starts only from the most frequently accessed columns.
 
     Raises
     ------

@@ -27,8 +27,8 @@ class Verdict:
     undo : bool
         OP3: the transaction had an undo log if it was rejected.
     finish : bool
-        OP4: no partition was accessed after it was considered finished. In a distributed transaction, each
-        partition that only earlier queries accessed was also considered finished before the last query.
+        OP4: no partition was accessed after it was considered finished. Also, in a distributed transaction,
+        each partition that only earlier queries accessed was considered finished before the last query.
     no_undo : bool
         Whether the transaction ran without an undo log, from its start or from a later query on.
     early : bool

@@ -24,8 +24,8 @@ _FILLS: Final = {BEGIN: "#eeeeee", COMMIT: "#d5e8d4", ABORT: "#f8cecc"}
 def draw(predictor: Predictor, procedure: str) -> str:
     """Return the model that most transactions of a procedure use, as SVG.
 
-    Each row has the most frequent states after the same number of queries, at most twelve. The width of a
-    line shows the probability of its transition.
+    Each row has the states after the same number of queries, but only the twelve most frequent ones. The
+    width of a line shows the probability of its transition.
 
     Raises
     ------

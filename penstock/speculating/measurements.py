@@ -24,7 +24,8 @@ class Costs:
     examine_us : dict
         For each mode of the scheduler, the time to examine a candidate.
     track_us, validate_us : float
-        With ``occ``, the time to record a query, and the time to compare one speculative transaction.
+        With ``occ``, the time to record a query, and the time to compare one speculative transaction with the
+        distributed transaction.
     """
 
     begin_us: float = 150.0

@@ -13,8 +13,9 @@ __all__ = ["TrackingTable", "find_prefetchable"]
 def find_prefetchable(rules: ConflictRules, estimate: Sequence[Step], base: int) -> list[int]:
     """Return the positions of queries in an estimated path that can run before the transaction (§6.4.1).
 
-    A query can run before the transaction if it only reads a row at a remote partition, the event determines
-    the row's key, and the query conflicts with no earlier query that must wait for the transaction.
+    A query can run before the transaction if three conditions hold: it only reads a row at a remote
+    partition, the event determines the row's key, and the query conflicts with no earlier query that must
+    wait for the transaction.
 
     Departure from H-Store: queries that write are not prefetched, because the procedure must first compute
     the values. No transaction waits for a write.

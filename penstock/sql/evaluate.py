@@ -1,10 +1,10 @@
 """Column-wise evaluation of expressions on Arrow tables: the reference semantics of a `Scan`.
 
-The evaluator supports the part of Spark SQL for which its results equal Spark's (ANSI mode), nulls and NaNs
-included: columns and fields, literals, comparison, boolean logic, arithmetic of numbers, ``CASE``, ``IF``,
-``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of` shows
-whether an expression is supported. Spark evaluates all other expressions, including expressions with special
-rules in Spark: calculations with decimals, implicit casts, and divisors that may be zero.
+The evaluator supports columns and fields, literals, comparison, boolean logic, arithmetic of numbers,
+``CASE``, ``IF``, ``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions.
+For these its results equal Spark's results in ANSI mode, nulls and NaNs included. `type_of` shows whether an
+expression is supported. Spark evaluates all other expressions, including expressions with special rules in
+Spark: calculations with decimals, implicit casts, and divisors that may be zero.
 
 Only integer overflow makes an expression fail. A part that may fail is evaluated only for the rows for which
 Spark evaluates it: rows that take its branch, or rows for which earlier operands have not decided the result.

@@ -1,4 +1,4 @@
-"""SQL expressions as text, with the columns that they read and whether rules may move them.
+"""SQL expressions as text, with the columns that they read. They also state whether rules may move them.
 
 Expressions are Spark SQL. `penstock.sql.evaluate` runs them; this module only analyzes them. Rules
 combine, split and substitute expressions by editing the user's text.
@@ -54,8 +54,8 @@ class Expression:
         struct column's name.
     deterministic : bool
         Whether the expression has the same value for the same row wherever it is evaluated, even after
-        columns are replaced by their definitions. An expression with an unknown function counts as
-        nondeterministic, so rules never move or merge it.
+        columns are replaced by their definitions. If not, rules never move or merge the expression. An
+        expression with an unknown function counts as nondeterministic.
     aggregate : bool
         Whether the expression contains an aggregate, such as ``sum(load)``.
     """

@@ -257,7 +257,7 @@ def _equal_text(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
 
 
 def check_boolean(value: Value) -> Value:
-    """Return a boolean value; refuse a value of another type."""
+    """Return a boolean value; refuse a value of any other type."""
     if value.type != pa.bool_():
         raise UnsupportedError(f"it uses {value.type} as a condition")
     return value

@@ -1,7 +1,7 @@
 """Run transactions in Python to find their accesses, if their events do not determine their partitions.
 
-A routing attribute of the event may still lead to the right partition of most of these transactions (H-Store
-§4.2). Only a run shows which rows these transactions access.
+Even then, a routing attribute of the event can lead to the right partition for most of these transactions
+(H-Store §4.2). Only a run shows which rows these transactions access.
 """
 
 from __future__ import annotations

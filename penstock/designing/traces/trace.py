@@ -282,8 +282,8 @@ def declare(database: Database, requests: Iterable[Request], rows: TableSet | No
     requests : iterable of tuple
         Pairs of a procedure's or workflow's name and its events, in the order of calls.
     rows : TableSet, optional
-        The rows that the tables have before the requests, for look-ups by index. Without them, a row that an
-        index finds may be in any partition.
+        The rows that the tables have before the requests, for look-ups by index. Without them, the trace
+        assumes that a row found by an index may be in any partition.
 
     Raises
     ------

@@ -39,7 +39,7 @@ class Estimate:
         A mask with a bit for each partition that the transaction will need (OP2).
     written : int
         A mask with a bit for each partition in which the transaction will write. If the event does not
-        determine the partition of a write, the mask has all partitions in which it may be.
+        determine the partition of a write, the mask has all partitions that the write may access.
     is_complete : bool
         Whether the path reaches an end through states of the model.
     is_resolved : bool

@@ -64,7 +64,7 @@ def bits(mask: int) -> list[int]:
 
 
 class MarkovModel:
-    """The states that transactions of a procedure reach, and how often each state follows another.
+    """The states that transactions of a procedure reach, and how often one state follows another.
 
     `process` computes the probabilities from the counts. States that were added later have no probabilities.
 
@@ -88,9 +88,9 @@ class MarkovModel:
         For each vertex, the greatest `abort` of all vertices with the same `State.name` and `State.counter`.
         The risk is 1 if too few transactions have reached these vertices.
     reads, changes, finish : ndarray, two-dimensional
-        For each vertex (row) and partition (column), the probability that the vertex' query or a later query
-        reads the partition, the probability that one of these queries writes it, and the probability that no
-        later query accesses it.
+        Three probabilities for each vertex (row) and partition (column): that the vertex' query or a later
+        query reads the partition; that one of these queries writes the partition; and that no later query
+        accesses the partition.
     """
 
     def __init__(self, partitions: int, writes: Sequence[bool]) -> None:

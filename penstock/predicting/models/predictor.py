@@ -171,7 +171,7 @@ class Predictor(StoredText):
         Raises
         ------
         InvalidUsageError
-            If the models are of another database, or for other partitions.
+            If the models belong to a different database, or are for different partitions.
         """
         if database != self.database:
             raise InvalidUsageError(

@@ -161,7 +161,7 @@ def walk(
     a transaction must execute, the transaction neither commits nor executes its last queries (departure from
     H-Store §5.3.2, where only the length of a list excludes queries). The event determines the partitions of
     the next query, and so the next state. The model lacks this state if no transaction of the trace had the
-    same combination of partitions. Then the path continues at another state of the query, but with the
+    same combination of partitions. Then the path continues at a different state of the query, but with the
     event's partitions (departure from H-Store §5.3.2, where the path ends).
 
     Parameters

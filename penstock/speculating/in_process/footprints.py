@@ -74,13 +74,13 @@ def choose_early(
         The number of each access's statement, and its slot. Accesses to the same row have the same slot. If
         different rows also share a slot, fewer transactions are chosen.
     same, always : ndarray
-        For each statement, a mask of the statements with which it conflicts on the same row, and a mask of
-        the statements with which it conflicts on any rows.
+        Two masks for each statement: of the statements with which it conflicts if both access the same row,
+        and of the statements with which it always conflicts.
     waits, wanted : ndarray
         Whether each transaction waits, and whether a waiting transaction is wanted.
     marks : ndarray
-        For each slot, a mask of the statements with marked accesses; then a mask for all slots together. The
-        kernel marks the accesses of waiting transactions that are not chosen.
+        For each slot, a mask of the statements with marked accesses. The last element is such a mask for all
+        slots together. The kernel marks the accesses of waiting transactions that are not chosen.
     chosen : ndarray
         Receives true for each chosen transaction.
     """

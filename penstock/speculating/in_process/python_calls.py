@@ -4,8 +4,8 @@ The control code runs in the thread of the base partition. All partitions take p
 
 1. Each partition first runs the queries that the transaction is expected to request. The tracking table holds
    their results.
-2. The base partition runs the control code. The base waits if the control code needs a row of another
-   partition that has not arrived (SP1). The other partitions wait for queries of the base (SP2).
+2. The base partition runs the control code. The base waits if the control code needs a row of a different
+   partition and the row has not arrived (SP1). The other partitions wait for queries of the base (SP2).
 3. Each partition applies the transaction's changes to its rows, and waits for all other partitions (SP3).
 4. If a transaction or request left its estimated path, and this may have changed a result, all requests that
    ran beside the transaction are undone, and the transaction starts again.

@@ -300,7 +300,7 @@ Converter: TypeAlias = Callable[[Any], list[Any]]
 
 
 def rows_of(table: pa.Table, converters: Mapping[str, Converter]) -> list[tuple[Any, ...]]:
-    """Return rows as tuples. A column with a converter goes through it; others become Python values."""
+    """Return rows as tuples. Converters apply to their columns; all other columns become Python values."""
     columns = [
         converters[name](column) if name in converters else column.to_pylist()
         for name, column in zip(table.column_names, table.columns, strict=True)
