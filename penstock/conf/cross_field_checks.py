@@ -70,7 +70,7 @@ def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
 
 
 def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
-    """Yield the other streams of the pipeline, and their paths."""
+    """Yield the streams of the pipeline's union or join besides its own source, and their paths."""
     if pipeline.union is not None:
         for name, other in pipeline.union.inputs.items():
             yield ("union", "inputs", name), other
@@ -230,7 +230,7 @@ def _session_problems(pipeline: PipelineSections, window: WindowSection) -> Iter
 
 
 def _separate_problems(pipeline: PipelineSections, windows: str) -> Iterator[Problem]:
-    """Yield the sections that need windows of all groups to end together."""
+    """Yield the sections that need the windows of all groups to end together, which `windows` do not."""
     for name in ("window_join", "by_window"):
         if getattr(pipeline, name) is not None:
             yield (

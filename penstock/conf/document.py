@@ -61,7 +61,8 @@ class Document:
     data : dict
         The fields; changed by `set`.
     places : dict
-        For each field's path, its position as ``name:line``, or the text of the override that set it.
+        The position of each field, as ``name:line`` or the text of the override that set it, by the field's
+        path.
     problems : list of str
         The problems found so far.
     """
@@ -79,7 +80,7 @@ class Document:
         return self.name
 
     def value(self, path: FieldPath) -> Any:
-        """Return the value of a field; None if it has none."""
+        """Return the value of a field; None if the field has no value."""
         value: Any = self.data
         for part in path:
             if isinstance(value, dict):
@@ -98,8 +99,8 @@ class Document:
         override : str
             The assignment. Missing sections are made.
         free : frozenset of FieldPath
-            Sections whose field names may contain dots, such as options: the text after the section's name is
-            one name.
+            Sections whose field names may contain dots, such as options. In an override of such a section,
+            all text after the section's name is one field name.
 
         Raises
         ------
@@ -124,8 +125,8 @@ class Document:
                 [describe(place, (), "a name is empty", "write field=value, such as queue.budget=100")]
             )
         try:
-            # The value is on its own line, so that it may be a flow list or a quoted text, but not a second
-            # field.
+            # Put the value on its own line, so that it can be a flow list or a quoted text, but cannot add a
+            # second field.
             root = yaml.compose(text, Loader=PlainLoader)
             problems = [] if root is None else _substitute(root, place, parts)
             value = None if problems else _construct(root, text)
@@ -160,7 +161,7 @@ class Document:
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Loads the plain types of YAML, and dates as text; fields that need dates parse the text."""
+    """Loads the plain types of YAML. Dates stay texts, which the fields that need dates parse."""
 
 
 PlainLoader.yaml_implicit_resolvers = {
@@ -182,7 +183,8 @@ def _construct(node: yaml.Node | None, text: str) -> Any:
 def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str]:
     """Replace variables by their values; return a problem for each variable that has no value.
 
-    A plain scalar gets the type of its value, as if the value were written there; a quoted scalar stays text.
+    A scalar without quotes gets the type of the variable's value, as if the value were written in the file. A
+    quoted scalar stays text.
     """
     problems: list[str] = []
     waiting: list[tuple[FieldPath, yaml.Node]] = [(parent, root)]
@@ -204,9 +206,9 @@ def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str
 
 
 def _children(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, yaml.Node, yaml.Node]]:
-    """Yield for each child its path, the node whose position is reported, and the node of its value.
+    """Yield the path of each child of a node, the node whose position errors show, and the value's node.
 
-    The reported node is a mapping's key, or the item itself.
+    Errors show the position of a mapping's key, or of a list's item.
     """
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -221,7 +223,7 @@ _YAML_HINTS: Final = {
     "expected <block end>": "indent all fields of a section by the same number of spaces",
     "mapping values are not allowed": "indent all fields of a section alike, and quote values with ': '",
 }
-"""For parts of YAML's messages, what usually mends the file."""
+"""How to mend the file, by parts of YAML's messages."""
 _BY_VALUE: Final = {("weight",)}
 """Fields whose mapping has data values as keys, not field names."""
 

@@ -171,7 +171,7 @@ def explain_error(error: ErrorDetails, data: dict[str, Any], root: type[BaseMode
     for place in range(len(path) - 1, 0, -1):
         before = path[place - 1]
         if before in _UNIONS and path[place] in _UNIONS[str(before)]:
-            path = (*path[:place], *path[place + 1 :])  # pydantic names the member of the union too
+            path = (*path[:place], *path[place + 1 :])  # pydantic's path also names the member of the union
     if kind == "sections":
         return list(context["problems"])
     if kind == "penstock":

@@ -41,10 +41,10 @@ _CHARACTERS: Final = ("quote", "escape", "comment", "charToEscapeQuoteEscaping")
 _FLAGS: Final = ("enforceSchema", "header", "multiLine", "recursiveFileLookup", "mergeSchema")
 _MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 MIN_SIMILARITY: Final = 0.8
-"""The similarity from which on a name counts as misspelt. Other names may belong to another version."""
+"""From this similarity to a known name on, a name is misspelt. Other names may be newer or older options."""
 _PATTERNS: Final = ("dateFormat", "timeFormat", "timestampFormat", "timestampNTZFormat")
 _READABLE: Final = frozenset("GyYMLwWdDEFuaHkKhmsSVzOXxZ")
-"""Letters of patterns with which Spark reads times, under any of its policies of parsing times."""
+"""The letters that Spark accepts in patterns for reading times, under any setting of its time parser."""
 
 
 def _unreadable_letters(pattern: str) -> list[str]:
@@ -84,7 +84,7 @@ def wrong_options(format: str, options: Mapping[str, str]) -> Iterator[tuple[str
 
 
 def csv_marks(options: Mapping[str, str]) -> tuple[str, str]:
-    """Return the text between two fields and the quote that options of Spark's CSV reader set.
+    """Return the separator of fields and the quote that options of Spark's CSV reader set.
 
     Parameters
     ----------

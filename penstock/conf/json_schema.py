@@ -12,7 +12,7 @@ from penstock.conf.pipeline import Pipeline
 __all__ = ["pipeline_schema"]
 
 _VARIABLE: Final = {"type": "string", "pattern": r"\$\{.+\}"}
-"""A variable may also stand for a number or a flag."""
+"""The form of a variable, which may stand for a number or a flag, too."""
 
 
 def pipeline_schema() -> dict[str, Any]:

@@ -36,7 +36,7 @@ class RegistrySection(Section):
 
 
 class KafkaSource(Section):
-    """Topics of Kafka; `options` are the options of Spark's connector, which the local engine also takes.
+    """Topics of Kafka; `options` are the options of Spark's connector, which both engines take.
 
     `kafka_columns` are Kafka's own columns in addition to `columns`, each with the prefix ``kafka_``.
     `value_schema`, `message` and `registry` are for values in Avro and Protobuf.

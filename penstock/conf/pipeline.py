@@ -166,7 +166,7 @@ def _describe_problems(found: list[Problem], document: Document) -> list[str]:
 
 
 def _without_wrong_fields(data: dict[str, Any], found: list[Problem]) -> dict[str, Any] | None:
-    """Return the fields that are right; None if others depend on a wrong or missing field."""
+    """Return the fields without the wrong fields; None if the rest depends on a wrong or missing field."""
     rest = deepcopy(data)
     for path, *_ in found:
         if len(path) < 2 or path[0] not in _ENDS:
@@ -184,7 +184,7 @@ def _without_wrong_fields(data: dict[str, Any], found: list[Problem]) -> dict[st
 
 
 def _without_output(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with a sink that needs no others."""
+    """Return the fields with a sink that drops all rows, and without settings of the run."""
     return {name: value for name, value in data.items() if name not in _OUTPUT} | {"sink": {"type": "noop"}}
 
 
@@ -213,7 +213,7 @@ _BEGIN: Final = ("engine", "source", "filter", "projection")
 """Sections that depend on none of the later sections."""
 _OUTPUT: Final = ("sink", "query")
 _ENDS: Final = ("queue", "results", *_OUTPUT)
-"""Sections that determine no columns of other sections, except of the results."""
+"""Sections on whose columns at most the results depend."""
 
 _PAPERS: Final = "pipelines/papers"
 _GROUPS: Final = ("pipelines", _PAPERS)
@@ -221,7 +221,7 @@ _GROUPS: Final = ("pipelines", _PAPERS)
 
 
 def example_names() -> list[str]:
-    """Return the names of the packaged example pipelines: first the simple ones, then those of the papers."""
+    """Return the names of the packaged example pipelines: first simple pipelines, then the papers'."""
     return [name for group in _GROUPS for name in sorted(_examples(group))]
 
 
@@ -276,7 +276,7 @@ def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipel
     reference : str or pathlib.Path
         The file; or the name of a packaged example, such as ``market``, if no file has that name.
     overrides : sequence of str
-        Each is ``section.field=value``, with the value in YAML; they are applied in order.
+        Assignments ``section.field=value``, with the value in YAML, which are applied in order.
 
     Returns
     -------
@@ -285,8 +285,8 @@ def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipel
     Raises
     ------
     PipelineError
-        If anything is wrong. Each problem has a line that names the field, and its file and line or its
-        override.
+        If anything is wrong. Each problem has a line that names the field, and either its file and line, or
+        its override.
     """
     return load_document(reference, overrides)[0]
 
@@ -306,7 +306,7 @@ def load_document(reference: str | Path, overrides: Sequence[str] = ()) -> tuple
 
 
 def redirect_late_rows(pipeline: Pipeline, place: Callable[[str], str | None]) -> Pipeline:
-    """Return a pipeline with other p-streams of late rows.
+    """Return a pipeline with new p-streams of late rows.
 
     Parameters
     ----------
@@ -326,7 +326,7 @@ def redirect_late_rows(pipeline: Pipeline, place: Callable[[str], str | None]) -
 def load_parts(
     reference: str | Path, overrides: Sequence[str] = ()
 ) -> tuple[Pipeline | None, Document, list[str], Pipeline | None]:
-    """Read a pipeline as far as it is right, so that the rest can be checked as well.
+    """Read a pipeline that may have problems, so that its correct parts can be checked further.
 
     Returns
     -------
@@ -334,11 +334,12 @@ def load_parts(
         The pipeline without its wrong fields. None if the remaining fields are not a pipeline, or if the
         columns of other parts depend on a wrong field.
     document : Document
-        The positions of its fields.
+        The positions of the file's fields.
     problems : list of str
         A line for each problem.
     named : Pipeline or None
-        Sections whose columns can be checked; fields of the queue may be None. None if there are none.
+        The sections whose columns can be checked; None if there are no such sections. Fields of its queue may
+        be None.
 
     Raises
     ------

@@ -64,8 +64,8 @@ class MarketSource(Section):
 class FilesSource(Section):
     """Files that arrive in a directory; `options` are for Spark's reader of the format.
 
-    `reader` chooses the reader of a graph's Parquet files: Spark, or Penstock if it reduces the rows.
-    `on_error` sets the treatment of CSV and JSON records that cannot be read.
+    `reader` chooses who reads Parquet files: Spark, or Penstock if it reduces the rows. `on_error` sets the
+    treatment of CSV and JSON records that cannot be read.
     """
 
     type: Literal["files"]
@@ -130,7 +130,7 @@ class ParquetSink(Section):
 
 
 class KafkaSink(Section):
-    """A topic of Kafka, which gets each row at least once; its key as text or JSON, all columns as JSON."""
+    """A topic of Kafka, which gets each row at least once: the key as text or JSON, all columns as JSON."""
 
     type: Literal["kafka"]
     options: Options = {}
@@ -211,7 +211,7 @@ Sink: TypeAlias = (
 
 
 class Input(Section):
-    """Another stream of a union or a join: ``source -> filter -> projection``."""
+    """An additional stream of a union or a join: ``source -> filter -> projection``."""
 
     source: Source = Field(discriminator="type")
     filter: Annotated[Text | None, BeforeValidator(sql)] = None
@@ -261,7 +261,7 @@ class Queue(Section):
 
 
 class UnionSection(Queue):
-    """The arguments of `penstock.update_union`; the inputs other than the pipeline's own have names."""
+    """The arguments of `penstock.update_union`; all inputs have names, except the pipeline's own source."""
 
     inputs: Annotated[dict[Text, Input], Field(min_length=1)]
     prefer: Text | None = None
@@ -288,7 +288,7 @@ class JoinSection(Section):
 class DatabaseSection(Section):
     """Name a stored procedure, and the Python file that defines its database.
 
-    `name` is one of several databases in the file; other fields are arguments of `penstock.transactions`.
+    `name` chooses one of the file's databases. `time` and later fields are as in `penstock.transactions`.
     """
 
     file: Text
@@ -372,10 +372,10 @@ class ByWindowSection(Section):
 
 
 class WindowJoinSection(Section):
-    """Other windows, each joined with the pipeline's windows that end at the same time.
+    """A second set of windows, joined with the pipeline's windows that end at the same time.
 
-    The joined windows are windows of the same stream with a separate window and aggregates, or the
-    pipeline's own windows aggregated by window.
+    The second windows are windows over the same stream with a separate size and aggregates, or the pipeline's
+    own windows aggregated by window.
     """
 
     window: OtherWindow | None = None
@@ -439,7 +439,7 @@ class PipelineSections(Section):
 
     @property
     def planned_persist(self) -> Persist | dict[str, Persist]:
-        """The planner's `persist`; ``auto`` has an effect only with windows or another p-stream."""
+        """The planner's `persist`; it is ``never`` if there are no windows and nothing is ``always``."""
         persist = self.persist
         some = "always" in (persist.values() if isinstance(persist, dict) else (persist,))
         return persist if some or self.window is not None else "never"

@@ -195,7 +195,7 @@ def budget_of(value: Any) -> int | str | None:
 
 
 def ttl_of(value: Any) -> int | str | None:
-    """Check how long keys live: a duration, a number of steps of an integer time, or null."""
+    """Check how long keys live: a duration, a number in the unit of an integer time, or null."""
     if value is None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -275,7 +275,7 @@ Function: TypeAlias = Annotated[str, BeforeValidator(function_of)]
 
 
 def did_you_mean(got: Any, allowed: Sequence[str], otherwise: str | None) -> str | None:
-    """Return the hint with the closest known name."""
+    """Return the hint that names the closest known name; if no name is close, return `otherwise`."""
     near = difflib.get_close_matches(str(got).lower(), allowed, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else otherwise
 

@@ -25,8 +25,8 @@ def substitute_variables(text: str) -> str:
     Raises
     ------
     InvalidUsageError
-        If a variable without a default is unset or empty, a file cannot be read, or ``${...}`` has another
-        form.
+        If a variable without a default is unset or empty, a file cannot be read, or ``${...}`` has a
+        different form.
     """
     return _REFERENCE.sub(lambda found: found[0][1:] if found[1] else _value_of(found[2]), text)
 

@@ -78,7 +78,7 @@ def _refusal(node: Node) -> str | None:
     Raises
     ------
     InvalidUsageError
-        If Spark cannot run it either, because a function does not exist.
+        If Spark cannot run the node either, because a function does not exist.
     """
     if not isinstance(node, _OPERATORS):
         return f"has no operator {node.label}"

@@ -1,6 +1,6 @@
 """Convert the texts of fields to values as Spark's readers of CSV and JSON do.
 
-Arrow parses texts in the usual form. Python parses other texts, each distinct text once.
+Arrow parses texts in the usual form. Python parses all other texts, each distinct text once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _CYCLE_DAYS: Final = 146_097
 _LATE_US: Final = (date(2038, 1, 1).toordinal() - 719_163) * _DAY_US
 """From this time on, Arrow ignores the days on which a zone changes its clocks."""
 _FAR_US: Final = (date(9600, 1, 1).toordinal() - 719_163) * _DAY_US
-"""Times from here on are moved back by whole cycles, because Python has no year above 9999."""
+"""Times from this time on are computed some cycles earlier, because Python has no year above 9999."""
 _MAX_OFFSET_S: Final = 18 * 3600
 _SHORT_ZONES: Final = {
     "ACT": "Australia/Darwin", "AET": "Australia/Sydney", "AGT": "America/Argentina/Buenos_Aires",
@@ -72,14 +72,14 @@ _SHORT_ZONES: Final = {
 """Java's short names of zones (``ZoneId.SHORT_IDS``) that are not in the time zone database."""
 
 _MORE_DIGITS: Final = 8
-"""The digits behind a decimal's scale up to which Arrow rounds the number, not Python."""
+"""Arrow rounds numbers with up to this many digits beyond a decimal's scale. Python rounds the rest."""
 WIDE_DECIMAL: Final = pa.decimal256(2 * _DIGITS, _DIGITS)
 """The type in which decimals are rounded. It holds 38 digits on each side of the point."""
 JSON_DECIMAL: Final = pa.decimal256(_DIGITS, _DIGITS)
 """The type in which pyarrow reads decimals in JSON, before a view as `WIDE_DECIMAL`.
 
-pyarrow compares a number's digits with the precision, and then adds zeros up to the scale without a check.
-With this precision, 256 bits hold the result.
+pyarrow refuses a number with more digits than the precision, and then adds zeros up to the scale without a
+check. With this precision, 256 bits hold the result.
 """
 
 
@@ -108,7 +108,7 @@ def parse_texts(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | None
     parse: Callable[[str], Any] = _parse_date
     usual = f"^{_DAY}$"
     if pa.types.is_decimal(kind):
-        # More digits do not fit `WIDE_DECIMAL`: Arrow's cast may then silently return another number.
+        # More digits do not fit `WIDE_DECIMAL`: Arrow's cast may then silently return a wrong number.
         usual, parse = f"^[+-]?{_FEW_DIGITS}$", partial(_parse_decimal, kind=kind)
         convert = partial(_parse_decimals, kind=kind)
     elif pa.types.is_integer(kind):
@@ -131,7 +131,7 @@ def _convert(
     parse: Callable[[str], Any],
     kind: pa.DataType,
 ) -> pa.ChunkedArray[Any]:
-    """Convert the texts that match `usual` together by `convert`, and other texts one by one by `parse`."""
+    """Convert the texts that match `usual` together by `convert`, and the rest one by one by `parse`."""
     is_usual = pc.fill_null(pc.match_substring_regex(texts, usual), True)
     if pc.all(is_usual).as_py():
         try:
@@ -161,8 +161,9 @@ def round_decimals(numbers: pa.ChunkedArray[Any], kind: pa.Decimal128Type) -> pa
     too_large = _CONTEXT.subtract(Decimal(10**kind.precision), half).scaleb(-kind.scale, _CONTEXT)
     if pc.any(pc.greater_equal(pc.abs(numbers), pa.scalar(too_large, WIDE_DECIMAL))).as_py():
         raise pa.ArrowInvalid("a number has too many digits")
-    # Arrow divides wide decimals just below a power of two wrongly, so it may only round narrow decimals. Its
-    # casts refuse all results of a wrong division, as they refuse to lose digits.
+    # Arrow divides wide decimals wrongly if they are just below a power of two. So let Arrow round only
+    # narrow decimals. Casts to them are safe: a cast refuses to lose digits, and so refuses the results of
+    # wrong divisions.
     narrow = pa.decimal128(_DIGITS, min(_DIGITS, kind.scale + _MORE_DIGITS))
     with contextlib.suppress(pa.ArrowInvalid):
         return numbers.cast(kind)
@@ -259,12 +260,12 @@ def to_instants(times: pa.ChunkedArray[Any], zone: str | None) -> pa.ChunkedArra
         late = _late_instants(pc.if_else(is_late, times, None).combine_chunks(), zone)
         return pc.coalesce(to_instants(pc.if_else(is_late, None, times), zone), pa.chunked_array([late]))
     instants = pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="earliest")
-    # As in Spark, a time that the clocks skip moves forward by the length of the gap.
+    # A time that the clocks skip moves forward by the length of the gap, as in Spark.
     return pc.add(instants, pc.subtract(times, pc.local_timestamp(instants)))
 
 
 def _late_instants(times: pa.Array, zone: str) -> pa.Array:
-    """Convert local times from `_LATE_US` on one by one, because Arrow ignores a zone's rules for them."""
+    """Convert local times one by one from `_LATE_US` on, because Arrow ignores a zone's rules after it."""
     distinct = times.dictionary_encode()
     instants = []
     for time_us in distinct.dictionary.cast(pa.int64()).to_pylist():

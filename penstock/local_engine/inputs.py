@@ -31,7 +31,7 @@ class Input(Protocol):
         """Return the end of the rows for the next micro-batch; `start` if there are no new rows."""
 
     def read(self, start: Offset | None, end: Offset) -> Iterator[pa.RecordBatch]:
-        """Yield the rows from `start` to before `end`, in Spark's types."""
+        """Yield the rows from `start` up to, but not including, `end`, in Spark's types."""
 
     def is_new(self, start: Offset | None, end: Offset | None) -> bool:
         """Return whether there are rows between two offsets."""
@@ -193,7 +193,7 @@ class FilesInput:
         """Do nothing: files stay."""
 
     def stop_at_present(self) -> None:
-        """See `Input.stop_at_present`. Only the next `find_end` may still find files."""
+        """See `Input.stop_at_present`. The next `find_end` still finds files, and later calls find none."""
         self._stops = True
 
 

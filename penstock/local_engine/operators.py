@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalOperator", "MicroBatch", "Rows"]
 
 _MAX_UNPUBLISHED: Final = 4
-"""The maximum number of buckets whose new versions are not durable yet; memory holds their states."""
+"""The maximum number of buckets whose new versions are not durable yet. Their states are in memory."""
 
 
 @dataclass(slots=True)
@@ -48,11 +48,11 @@ class MicroBatch:
     wakes : bool
         Whether buckets that may have waiting keys run even without rows.
     clocks : mapping of int to Clock
-        By bucket number, the clocks that replace `clock` in single buckets.
+        Clocks that replace `clock` in single buckets, by the bucket's number.
     metrics : list of BatchMetrics
         The metrics of the buckets that have run so far.
     bad_records : int
-        The number of records so far that could not be read.
+        The number of records that could not be read so far.
     on_served : callable
         A function that is called with the metrics of all buckets, before the sink gets the last results.
     """
@@ -149,8 +149,8 @@ class LocalOperator:
     def run(self, batch: MicroBatch) -> Iterator[pa.RecordBatch]:
         """Run the buckets that have rows or waiting keys; return their results.
 
-        Call `finish` once the sink has the results, or `abandon` after an error. If a micro-batch that runs
-        again always has the same results, new versions become durable while the sink writes.
+        Call `finish` once the sink has the results, or `abandon` after an error. New versions become durable
+        while the sink writes, unless `publishes_first` is set or there is a coordinator.
         """
         arrived: dict[int, list[Parcel]] = defaultdict(list)
         for rows in self._parcels(batch):
@@ -201,7 +201,7 @@ class LocalOperator:
             self._finish_oldest()
 
     def _finish_published(self) -> None:
-        """Finish buckets whose new versions are durable; if too many are not, wait for the oldest."""
+        """Finish buckets whose new versions are durable; if too many are not durable, wait for the oldest."""
         while self._open and (len(self._open) >= _MAX_UNPUBLISHED or self._open[0][2].done()):
             self._finish_oldest()
 
@@ -224,6 +224,6 @@ class LocalOperator:
 
 
 def _parcels_of(rows: pa.RecordBatch) -> Iterable[tuple[int, Parcel]]:
-    """Yield each parcel of a batch with its bucket's label. The fourth column, if any, is the join's side."""
+    """Yield the parcels of a batch with their buckets' labels. A fourth column holds the side of a join."""
     for label, dropped, payload, *side in zip(*(column.to_pylist() for column in rows.columns), strict=True):
         yield label, Parcel(int(dropped or 0), from_parcel(payload) if payload else None, *side)

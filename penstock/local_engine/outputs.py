@@ -120,7 +120,7 @@ class ConsoleOutput:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as Spark's console shows it, but with the zone of a time."""
+    """Return a value as Spark's console shows it; unlike Spark's console, show the zone of a time."""
     if value is None:
         return "NULL"
     if isinstance(value, dict):

@@ -145,7 +145,7 @@ class LocalQuery:
         Parameters
         ----------
         serves : bool
-            Whether waiting keys are a reason for a micro-batch without input.
+            Whether to run a micro-batch without input if keys wait.
         """
         begin = monotonic_s()
         number = self.log.committed + 1
@@ -153,7 +153,7 @@ class LocalQuery:
         age_s = 0.0
         if self.log.planned >= number:
             ends = self._offsets(number)
-            # A restart repeats this micro-batch, so its rows arrived before its plan was written.
+            # This start repeats a planned micro-batch. Its rows arrived before the plan was written.
             age_s = self.log.age_s(number)
         else:
             ends = [source.find_end(start) for source, start in zip(self._inputs, starts, strict=True)]

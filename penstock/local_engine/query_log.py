@@ -48,7 +48,7 @@ _VERSION = "v1"
 _KEPT_BATCHES = 100
 """The number of newest micro-batches whose files are kept, as in Spark."""
 _COMPACTED_ENTRIES = 10
-"""In a log of entries, the tenth, twentieth, ... file also holds all earlier entries."""
+"""Every tenth file of a log also holds all earlier entries."""
 
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 _SETTINGS = {
@@ -159,7 +159,7 @@ class QueryLog:
         return read_plan(self.path, batch)[1]
 
     def age_s(self, batch: int) -> float:
-        """Return the time since a micro-batch was planned; 0 if its plan does not say when."""
+        """Return the time since a micro-batch was planned; 0 if the plan does not hold its time."""
         planned_ms = read_plan(self.path, batch)[0]
         return (now_us() / 1000 - planned_ms) / 1000 if planned_ms else 0.0
 

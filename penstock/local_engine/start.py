@@ -157,7 +157,7 @@ def start_local(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run an operator, or the checkpoint belongs to another graph.
+        If the local engine cannot run an operator, or the checkpoint belongs to a different graph.
     CorruptDataError
         If the checkpoint is damaged.
     UnavailableError
@@ -231,7 +231,7 @@ class _Queries:
             self.writers[location] = name
         output = sink(node_rows.schema, checkpoint)
         operator = self.builder.operator
-        if operator is not None and log.committed < 0:  # later, a bucket without its state is an error
+        if operator is not None and log.committed < 0:  # later, a bucket without state is an error
             place = operator.task.state_location
             for note in missing_state_notes(operator.name, place, log.id, has_commits=False):
                 _LOGGER.warning("%s [query=%s]", note, self.builder.name)
@@ -245,7 +245,7 @@ class _Queries:
 
 
 def _check_described(state: Files) -> None:
-    """Raise an error if an operator's whole state is gone: the start fails, not a later micro-batch."""
+    """Raise an error at the start, rather than in a micro-batch, if an operator's whole state is gone."""
     if read_description(state) is None:
         raise missing_state_error(state.path_of(SPECIFICATION_FILE))
 

@@ -27,7 +27,7 @@ def log_to_stderr(level: str) -> None:
     logger.addHandler(handler)
     known = level.lower() in _LEVELS
     logger.setLevel(level.upper() if known else logging.INFO)
-    # The program's own handlers would write each line again.
+    # If records reached the program's own handlers, these would write each line again.
     logger.propagate = False
     if not known:
         logger.warning("unknown level [%s=%s levels=%s]", LEVEL_VARIABLE, level, ",".join(_LEVELS))

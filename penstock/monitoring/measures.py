@@ -14,7 +14,7 @@ from penstock.operators.scheduling.staleness import Staleness
 __all__ = ["BOUNDS_S", "DISTRIBUTIONS", "MEASURES", "DistributionMeasure", "Measure", "labels_of"]
 
 Reading: TypeAlias = Iterator[tuple[tuple[str, ...], float]]
-"""The readings of a measure in one micro-batch: values of the measure's own labels, and a number."""
+"""The readings of a measure in one micro-batch. Each has the values of `Measure.labels`, and a number."""
 
 BOUNDS_S: Final = tuple(
     float(f"{step}e{exponent}") for exponent in range(-3, 4) for step in (1, 2.5, 5)
@@ -118,7 +118,7 @@ def _within(batch: OperatorBatch) -> Reading:
 
 def _spark_time(batch: OperatorBatch) -> Reading:
     for phase, ms in batch.spark_ms.items():
-        if phase != "triggerExecution":  # it contains the other phases
+        if phase != "triggerExecution":  # it contains all other phases
             yield (phase,), ms / 1000
 
 

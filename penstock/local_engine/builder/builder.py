@@ -211,7 +211,7 @@ class Builder:
         return NodeRows(schema, lambda batch: (some.select(names) for some in rows(batch)))
 
     def _read(self, base: Node, scan: Scan | None, buckets: int | None = None) -> NodeRows:
-        """Return the rows of a p-stream, under a subscription of their own, or of files that a scan reads."""
+        """Return the rows of a p-stream, with a new subscription, or of files that a scan reads."""
         if isinstance(base, Source) and base.kind == "parquet" and scan is not None:
             return self._scan_files(base, scan, buckets)
         places = self.streams if isinstance(base, Materialize) else self.paths

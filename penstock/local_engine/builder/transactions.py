@@ -41,7 +41,7 @@ def run_transactions(
     node_rows : NodeRows
         The events that call procedures.
     tables : mapping of str to pyarrow.Table
-        The first rows of the database's tables.
+        The initial rows of the database's tables.
     place_of : callable
         A function that returns the operator's name, buckets and state location. It takes the operator's
         options.
@@ -77,7 +77,7 @@ def run_transactions(
 
     def parcels(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
         if initial is not None and batch.number == 0:
-            # The first micro-batch loads the first rows of all buckets.
+            # The first micro-batch loads the initial rows of all buckets.
             for label in bucket_labels(place.buckets):
                 yield parcel_row(label, 0, None)
         yield from itertools.chain.from_iterable(source(batch) for source in sources)

@@ -77,7 +77,7 @@ def pack_rows(node: Aggregate, node_rows: NodeRows, buckets: int) -> LocalWindow
 def pack_fragments(
     node: Assemble, node_rows: NodeRows | None, parcels: Rows | None, buckets: int
 ) -> LocalWindows:
-    """Return windows that merge fragments: a reader's parcels, or the rows that a lookup returns."""
+    """Return windows that merge fragments: either a reader's parcels, or the rows that a lookup returns."""
     plan, columns = plan_assembled(node, wraps=False)
     if parcels is not None:
         return LocalWindows(plan, columns, parcels)

@@ -24,7 +24,7 @@ _SOURCE: Final = "source"
 _PLACE: Final = ("file", "topic", "partition", "offset")
 """The columns of `REJECTED` that locate a record."""
 _PARTITION: Final = 0
-"""The number of the task that rejects records. On Spark, each partition has a task of its own."""
+"""The number of the only task that rejects records. On Spark, each partition has a separate task."""
 
 Part = TypeVar("Part")
 
@@ -56,7 +56,7 @@ class RecordInput(ABC):
 
     @abstractmethod
     def read_records(self, start: Offset | None, end: Offset) -> Iterator[Records]:
-        """Yield the records from `start` to before `end`."""
+        """Yield the records from `start` up to, but not including, `end`."""
 
 
 class BadRecords:
@@ -140,7 +140,8 @@ class BadRecords:
 
         options = WriteOptions.parse({"path": to})
         rows = TaskRows(options.path, SegmentRows(options, open_stream(options, REJECTED)))
-        # Spark's first task has the same writer, so a pipeline that moves does not reject a record twice.
+        # Spark's first task uses the same writer's name. So a pipeline that moves between the engines does
+        # not reject a record twice.
         writer = f"{batch.query}-{zlib.crc32(self.place.encode()):08x}-{_PARTITION}"
         rows.commit(rejected, writer, batch.number, _PARTITION, self._checkpoint)
 
@@ -155,8 +156,8 @@ def read_in_parts(
     count : int
         The number of records.
     read : callable
-        A function that takes two numbers, and reads the records from the first number to before the second.
-        It returns None if a record is bad.
+        A function that takes the numbers of a first record and of an end, and reads the records before the
+        end. It returns None if a record is bad.
     read_alone : callable
         A function that takes the number of one record, which may be bad, and reads the record.
     """

@@ -42,8 +42,8 @@ class _Number(float):
 class JsonDecoder(Decoder):
     """Decodes JSON objects.
 
-    A record is bad if a field has another type than its column. The decoder still reads the other fields of a
-    bad record, including the fields in structs and lists.
+    A record is bad if the type of a field differs from the type of its column. The decoder still reads the
+    other fields of a bad record, including the fields in structs and lists.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class JsonDecoder(Decoder):
         return pa.Table.from_arrays(columns, schema=self.schema), reason
 
     def _read_field(self, field: pa.Field[Any], value: object) -> tuple[pa.Array, bool]:
-        """Return a field's value, with nulls for parts of another type, and whether all parts were read."""
+        """Return a field's value, with nulls for parts of the wrong type, and whether all parts were read."""
         if value is None:
             return pa.nulls(1, field.type), True
         if pa.types.is_timestamp(field.type) and field.type.tz and type(value) is int:
@@ -151,7 +151,7 @@ class JsonDecoder(Decoder):
         return struct, all(is_read for _, is_read in parts)
 
     def _read_list(self, kind: pa.ListType[Any], value: list[object]) -> tuple[pa.Array, bool]:
-        """Read a list. As in Spark, an item without any readable part makes the whole list null."""
+        """Read a list. An item without any readable part makes the whole list null, as in Spark."""
         parts = [self._read_field(kind.value_field, item) for item in value]
         if any(part.null_count and not is_read for part, is_read in parts):
             return pa.nulls(1, kind), False
@@ -216,8 +216,8 @@ def _read_as(schema: pa.Schema) -> list[pa.Field[Any]]:
 def _read(texts: pa.Array, schema: pa.Schema, zone: str | None) -> pa.Table | None:
     """Return the rows of JSON objects; None if an object is bad.
 
-    Each object is wrapped in an object that also has its number, so that two broken objects cannot combine to
-    a valid object.
+    Each object is wrapped in a new object that also holds a number, so that two broken objects cannot combine
+    to a valid object.
     """
     import pyarrow.json
 

@@ -1,6 +1,6 @@
 """Topics of Kafka as a source of the local engine, with the offsets and options of Spark's connector.
 
-The checkpoint holds the offsets; Kafka stores none for a consumer group. ::
+The checkpoint holds the offsets. No offsets are committed to Kafka for a consumer group. ::
 
     QUERY/sources/<number>/0    a zero byte, "v1", a line break, and the offsets of the first start, in JSON
 """
@@ -30,7 +30,7 @@ __all__ = ["KafkaInput"]
 _LOGGER = logging.getLogger(__name__)
 _ANSWER_S: Final = 5.0
 _PATIENCE_S: Final = 60.0
-"""The time without an answer of a broker after which a query fails."""
+"""If no broker answers for this time, a query fails."""
 _POLL_S: Final = 0.05
 _MOST_MESSAGES: Final = 50_000
 _BOUNDS_S: Final = 0.02
@@ -238,7 +238,7 @@ class KafkaInput(RecordInput):
         return self._partitions
 
     def find_end(self, start: Offset | None) -> Offset | None:
-        """See `Input.find_end`. Brokers may be silent for a minute; in this time there are no new records."""
+        """See `Input.find_end`. If the brokers do not answer, return `start`; after a minute, fail."""
         found = self._ask(lambda: self._plan(start))
         return start if found is None else found
 
@@ -252,7 +252,7 @@ class KafkaInput(RecordInput):
         return _offset(_limit(begin, ends, self._options.max_offsets))
 
     def _ask(self, ask: Callable[[], Found]) -> Found | None:
-        """Return an answer of the brokers; None if they are silent. A minute of silence is an error."""
+        """Return the brokers' answer, or None if they do not answer. After a minute without answers, fail."""
         from confluent_kafka import KafkaException
 
         while True:
@@ -312,7 +312,7 @@ class KafkaInput(RecordInput):
             for partition in sorted(ends):
                 first = known.get(partition, EARLIEST)
                 if first > ends[partition]:
-                    first = EARLIEST  # the topic is new; the query continues without lost records
+                    first = EARLIEST  # the topic was made anew; the query continues without the lost records
                 if first != ends[partition]:
                     for messages in self._consume(partition, first, ends[partition]):
                         yield self._decoder.decode(read_messages(messages))
@@ -320,7 +320,7 @@ class KafkaInput(RecordInput):
             self._consumer.unassign()
 
     def _consume(self, partition: Partition, first: int, end: int) -> Iterator[list[Any]]:
-        """Yield the messages of a partition from offset `first` to before `end`."""
+        """Yield the messages of a partition from offset `first` up to, but not including, `end`."""
         from confluent_kafka import TopicPartition
 
         self._consumer.assign([TopicPartition(*partition, first)])
@@ -364,7 +364,7 @@ class KafkaInput(RecordInput):
         """Do nothing: Kafka keeps its records."""
 
     def stop_at_present(self) -> None:
-        """See `Input.stop_at_present`. The next end that `find_end` finds is the last end."""
+        """See `Input.stop_at_present`. The ends of the partitions at the next `find_end` are final."""
         self._stops = True
         self._partitions_until_s = self._bounds_until_s = -math.inf
 

@@ -17,7 +17,7 @@ Partition = tuple[str, int]
 """A topic, and the number of a partition of this topic."""
 
 EARLIEST, LATEST = -2, -1
-"""As in Spark, the offsets that stand for the first record and for the end of a partition."""
+"""The offsets that stand for the first record and for the end of a partition, as in Spark."""
 
 MOST_OFFSETS: Final = 1_000_000
 """The default maximum of offsets in a micro-batch, whose rows are held in memory."""
@@ -29,7 +29,7 @@ _KNOWN: Final = (
     "maxoffsetspertrigger", "includeheaders", "minpartitions", "maxrecordsperpartition", "groupidprefix",
 )  # fmt: skip
 _INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
-"""Topics of the brokers, which a pattern never selects, as in the Java client."""
+"""The brokers' internal topics, which a pattern never selects, as in the Java client."""
 _OWN: Final = ("auto.offset.reset", "enable.auto.commit", "key.deserializer", "value.deserializer")
 _JAAS: Final = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
@@ -49,11 +49,11 @@ class KafkaOptions:
     partitions : frozenset of Partition
         The partitions to read; empty if `topics` or `pattern` selects what to read.
     start : int or mapping of Partition to int
-        The first offset to read, or the time in ms from which to read.
+        The first offset to read, or the time in ms from which to read; for all partitions, or for each.
     start_kind : {"offset", "time"}
         Whether `start` is an offset or a time.
     late_start : {"error", "latest"}
-        The reaction if all records of a partition are older than its time in `start`: fail, or start at the
+        What to do if all records of a partition are older than its time in `start`: fail, or start at the
         end.
     max_offsets : int
         The maximum number of offsets in a micro-batch.
@@ -196,7 +196,7 @@ def _positive(texts: Mapping[str, str], name: str, least: int = 1) -> int | None
 
 
 def _one_of(texts: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    """Return an option's word, which must be in `words`; by default the first of them."""
+    """Return the value of an option, which must be one of `words`; by default the first word."""
     word = texts.get(name, words[0]).lower()
     if word not in words:
         raise InvalidUsageError("an option of Kafka's source is wrong", option=name, known=", ".join(words))

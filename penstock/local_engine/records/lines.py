@@ -1,4 +1,4 @@
-"""Read the lines of files of CSV or JSON, of which each may be bad, without Spark."""
+"""Read the lines of CSV or JSON files without Spark; any line may be bad."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from penstock.spark_ext.sources.rejected import WRONG_CSV
 __all__ = ["Lines", "line_reader"]
 
 _BLOCK_BYTES: Final = 64 << 20
-"""The number of bytes that are read from a file at once. The line in which they end is read whole."""
+"""The number of bytes to read from a file at once, plus the rest of the last line."""
 
 Lines = tuple[pa.Array, pa.Table, dict[int, str]]
-"""Lines, their rows, and for each bad line its number and the reason."""
+"""Lines, their rows, and the reason why a line is bad, by the number of each bad line."""
 
 
 def line_reader(

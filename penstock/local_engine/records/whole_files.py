@@ -21,7 +21,7 @@ def file_reader(
 ) -> Callable[[Path], pa.Table]:
     """Return a function that reads a file.
 
-    As in Spark, a value in a file of CSV or JSON that does not fit its column is null. A warning counts the
+    A value in a CSV or JSON file that does not fit its column is null, as in Spark. A warning counts the
     records with such values.
 
     Parameters
@@ -38,7 +38,7 @@ def file_reader(
     Raises
     ------
     InvalidUsageError
-        If an option is not known here, or only Spark can read a type.
+        If an option is unknown to this engine, or only Spark can read a type.
     """
     known = check_options(format, options)
     if format in ("csv", "json"):
