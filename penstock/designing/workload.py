@@ -424,7 +424,7 @@ class _Encoder:
         """Return the partitions to which attributes route transactions, and the attributes by procedure.
 
         The first attribute of each procedure is `UNROUTED`. In a recorded trace, an unrouted transaction
-        begins in any partition; in other traces, its declared accesses decide.
+        begins in any partition. In other traces, its declared accesses decide where it begins.
         """
         trace = self._trace
         if not trace.recorded and trace.actual is None:

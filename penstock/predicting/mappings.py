@@ -47,11 +47,11 @@ def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
     """Return a procedure's parameter mapping: the best attribute for each query and each column of its key.
 
     A source is exact if all accesses of the query's kind to the table, in the procedure's text, use the
-    attribute. Otherwise the coefficient decides: the share of invocations in which attribute and key were
-    equal. The counter of an invocation is the number of earlier invocations of the query in the transaction;
-    the coefficient is the geometric mean over all counters. If no attribute is good enough for all counters,
-    each counter has its own source. A text of digits is compared as a number, as in TATP's subscriber numbers
-    (departure from H-Store §5.3.1).
+    attribute. Otherwise the attribute with the greatest coefficient is the source. The counter of an
+    invocation is the number of earlier invocations of the query in the transaction. For each counter, there
+    is the share of invocations in which attribute and key were equal; the coefficient is the geometric mean
+    of these shares. If no attribute is good enough for all counters, each counter has its own source. A text
+    of digits is compared as a number, as in TATP's subscriber numbers (departure from H-Store §5.3.1).
     """
     counters = trace.counters()
     owner = np.repeat(np.arange(trace.transactions), np.diff(trace.starts))

@@ -102,7 +102,7 @@ def _given(source: Any) -> Any:
 def _without_side_effects(flow: Graph, directory: Path) -> Graph:
     """Return a graph that reads the sources of the test, and writes late rows into the test's directory.
 
-    The sources have a kind that the local engine can read, with or without windows.
+    The sources have a kind that the local engine can read, whether the graph has windows or not.
     """
     from penstock.dataflow.nodes import Source, Window, rebuild, topological
 

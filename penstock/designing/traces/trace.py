@@ -1,10 +1,10 @@
-"""A trace of transactions: their accesses to rows as columns, for the designer (H-Store §4.2).
+"""A trace: transactions, and the rows that they access, stored in columns for the designer (H-Store §4.2).
 
 The compiler finds the accesses in a procedure's text (`declare`), and the source of each key column: an
 attribute of the event, an element of a list, a row that an index finds, or a named route. An open database
-uses the same accesses to place a transaction, whichever branches the transaction takes. So the estimate is
-for the way in which a database really runs the transactions. A trace may also have the accesses that
-transactions made when they ran (`recorded`); `benchmarks/designs/recorded_traces.py` makes such traces.
+uses the same accesses to place a transaction, whichever branches the transaction takes. So the estimated cost
+fits the way in which a database runs the transactions. A trace may also have the accesses that transactions
+made when they ran (`recorded`); `benchmarks/designs/recorded_traces.py` makes such traces.
 """
 
 from __future__ import annotations
