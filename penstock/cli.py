@@ -383,7 +383,7 @@ def demo(
 def simulate(
     load: Annotated[float, typer.Option(help="How many updates arrive for each served update.")] = 10.0,
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 100,
-    skew: Annotated[float, typer.Option(help="Zipf exponent of the keys; 0 for equal keys.")] = 0.9,
+    skew: Annotated[float, typer.Option(help="Zipf exponent of the keys, up to 10; 0 for equal keys.")] = 0.9,
     updates: Annotated[int, typer.Option(help="Length of the run, in updates.")] = 20_000,
     debug: DebugOption = False,
 ) -> None:

@@ -430,6 +430,8 @@ def _sink_problems(sink: Sink, query: Query) -> Iterator[Problem]:
             f"is required for the {sink.type} sink, so that a restart continues where it stopped",
             "name a directory",
         )
+    if isinstance(sink, PStreamSink) and sink.keep_deletes is not None and sink.delete_when is None:
+        yield ("sink", "keep_deletes"), "needs delete_when", "write delete_when, or leave keep_deletes out"
     if isinstance(sink, KafkaSink):
         option_names = {name.lower() for name in sink.options}
         for option, example in (("kafka.bootstrap.servers", "localhost:9092"), ("topic", "newest")):

@@ -284,13 +284,12 @@ def collect_garbage(path: str, dropped: Collection[str], *, dry_run: bool) -> bo
         raise InvalidUsageError(
             "the p-stream has no such reader", reader=", ".join(unknown), known=", ".join(names) or "none"
         )
-    if not dry_run:
-        for name in dropped:
-            stream.unsubscribe(name)
-    survey = survey_p_stream(stream, without=dropped)
+    survey = survey_p_stream(stream, without=dropped)  # before the readers' files are deleted, to count them
     segments = [segment for commit in survey.spare for segment in commit.segments]
     size_bytes = sum(segment.size_bytes for segment in segments) + survey.garbage_bytes
     if not dry_run:
+        for name in dropped:
+            stream.unsubscribe(name)
         stream.trim(now=True)
         for _ in delete_garbage(survey):
             pass

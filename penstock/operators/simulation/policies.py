@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 
 import pyarrow as pa
 
@@ -26,6 +25,12 @@ RANDOM = "random"
 OPTIMUM = "optimum"
 """Name of the row with the least staleness of any order (`find_optimum`), for few keys."""
 
+MAX_LOAD = 1_000_000
+"""The greatest load factor; the simulated time of a long run stays within 64 bits."""
+
+MAX_SKEW = 10
+"""The greatest exponent of keys; far above it, the frequencies of rare keys round to 0."""
+
 LOWER_BOUND = "lower bound"
 """Name of the row with a lower bound for all orders (`lower_bound`)."""
 
@@ -39,11 +44,11 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
     Parameters
     ----------
     load : float
-        The load factor.
+        The load factor, at most `MAX_LOAD`.
     keys : int
         Number of keys.
     skew : float
-        The exponent of the Zipf distribution of keys; 0 makes all keys equally frequent.
+        The exponent of the Zipf distribution of keys, at most `MAX_SKEW`; 0 makes all keys equally frequent.
     updates : int
         The length of the run in updates.
 
@@ -62,15 +67,16 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
     """
     options = {"load": load, "keys": keys, "skew": skew, "updates": updates}
     fit = {
-        "load": 0 < load < math.inf,
+        "load": 0 < load <= MAX_LOAD,
         "keys": keys >= 1,
-        "skew": 0 <= skew < math.inf,
+        "skew": 0 <= skew <= MAX_SKEW,
         "updates": updates >= 1,
     }
     if wrong := {name: value for name, value in options.items() if not fit[name]}:
         raise InvalidUsageError(
             "this overload cannot be simulated",
-            hint="load, keys and updates must be positive, skew at least 0, and all finite",
+            hint=f"load, keys and updates must be positive, load at most {MAX_LOAD}, and skew from 0 to "
+            f"{MAX_SKEW}",
             **wrong,
         )
     stream = update_stream()

@@ -547,6 +547,13 @@ def test_a_source_must_have_what_its_kind_needs(load: Loader, source: str, probl
                 "p.yaml:3: sink.options: has no topic. Hint: write it, such as topic: 'newest'.",
             ],
         ),
+        (
+            "{type: pstream, path: log, key: a, time: t, keep_deletes: 2 days}\nquery: {checkpoint: cp}",
+            [
+                "p.yaml:3: sink.keep_deletes: needs delete_when. "
+                "Hint: write delete_when, or leave keep_deletes out."
+            ],
+        ),
     ],
 )
 def test_a_sink_must_have_what_its_kind_needs(load: Loader, sink: str, problems: list[str]) -> None:

@@ -58,7 +58,8 @@ class UpdateLog:
         Raises
         ------
         InvalidUsageError
-            If only one of `key` and `time` is given, or another option is given without them.
+            If only one of `key` and `time` is given, another option is given without them, or `keep_deletes`
+            without `delete_when`.
         """
         if key is None and time is None and delete_when is None and keep_deletes is None:
             return None
@@ -71,6 +72,11 @@ class UpdateLog:
                 hint="give key= and time= together",
             )
         keep_us = parse_duration_us(KEEP_DELETES if keep_deletes is None else keep_deletes)
+        if keep_deletes is not None and delete_when is None:
+            raise InvalidUsageError(
+                "keep_deletes is for update logs with deletes",
+                hint="give delete_when, or leave keep_deletes out",
+            )
         return cls(names, time, delete_when, keep_us)
 
     def check_schema(self, schema: pa.Schema) -> None:

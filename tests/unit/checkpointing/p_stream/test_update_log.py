@@ -150,6 +150,7 @@ def test_progress_deletes_nothing_of_an_update_log(tmp_path: Path) -> None:
         ({"key": "k", "time": "t", "delete_when": "t + 1"}, "not a condition that Penstock can evaluate"),
         ({"key": "k", "time": "t", "delete_when": "t + 1 > 5"}, "not a condition that Penstock can evaluate"),
         ({"key": "k", "time": "t", "keep_deletes": "soon"}, "soon"),
+        ({"key": "k", "time": "t", "keep_deletes": "2 hours"}, "keep_deletes is .* give delete_when"),
     ],
 )
 def test_wrong_options_are_refused_and_nothing_is_created(

@@ -12,10 +12,11 @@ from penstock.cli import app
 from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.simulation import compare_policies
+from penstock.operators.simulation.policies import MAX_LOAD, MAX_SKEW
 
 
-def staleness(updates: int, *, load: float = 5.0) -> dict[str, float]:
-    rows: list[dict[str, Any]] = compare_policies(load, 10, 0.5, updates).to_pylist()
+def staleness(updates: int, *, load: float = 5.0, skew: float = 0.5) -> dict[str, float]:
+    rows: list[dict[str, Any]] = compare_policies(load, 10, skew, updates).to_pylist()
     return {row["queue"]: row["application_staleness"] for row in rows if row["results"] is not None}
 
 
@@ -33,14 +34,22 @@ def test_all_queues_are_equally_fresh_without_overload() -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "keys", "skew", "updates"), [(0, 1, 0, 1), (1, 0, 0, 1), (1, 1, -1, 1), (math.inf, 1, 0, 1)]
+    ("load", "keys", "skew", "updates"),
+    [(0, 1, 0, 1), (1, 0, 0, 1), (1, 1, -1, 1), (math.inf, 1, 0, 1)]
+    + [(1, 1, skew, 1) for skew in (1e308, math.inf, math.nan)]
+    + [(1e308, 1, 0, 1)],
 )
 def test_what_cannot_be_simulated_is_refused(load: float, keys: int, skew: float, updates: int) -> None:
     with pytest.raises(InvalidUsageError, match=r"cannot be simulated: .* must be positive") as told:
         compare_policies(load, keys, skew, updates)
     assert list(told.value.context) == [
-        {(0, 1): "load", (math.inf, 1): "load", (1, 0): "keys"}.get((load, keys), "skew")
+        {(0, 1): "load", (math.inf, 1): "load", (1e308, 1): "load", (1, 0): "keys"}.get((load, keys), "skew")
     ]
+
+
+def test_the_greatest_skew_and_load_have_finite_results() -> None:
+    for load, skew in ((10, MAX_SKEW), (MAX_LOAD, 1.0)):
+        assert all(map(math.isfinite, staleness(100, load=load, skew=skew).values()))
 
 
 def test_the_command_shows_a_row_for_each_queue() -> None:
