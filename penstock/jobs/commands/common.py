@@ -48,8 +48,8 @@ StateArgument = Annotated[
     str,
     typer.Argument(
         metavar="PATH",
-        help="A state location (a path, or a URI such as s3://bucket/state), or the directory of a query, "
-        "operator or bucket in it.",
+        help="A state location (a path, or a URI such as s3://bucket/state), the directory of a query, "
+        "operator or bucket in it, or the directory of a database.",
         show_default=False,
     ),
 ]

@@ -13,7 +13,6 @@ from penstock.jobs.commands.common import (
     CheckpointOption,
     DebugOption,
     RetainOption,
-    StateArgument,
     amount,
     errors,
 )
@@ -32,7 +31,15 @@ class _Freed:
 
 
 def gc(
-    path: StateArgument,
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="A p-stream, the directory of a database, a state location (a path, or a URI such as "
+            "s3://bucket/state), or the directory of a query, operator or bucket in it.",
+            show_default=False,
+        ),
+    ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")
     ] = False,
@@ -73,6 +80,8 @@ def gc(
     every version that can be loaded, because the checkpoint may need any of them.
 
     P-stream: gc deletes rows that all readers have released, and files of attempts that have ended.
+
+    Database: gc deletes files of its tables that no loadable version needs.
 
     Queries, writers and readers may run during this command. Ctrl-C stops it cleanly; run it again to delete
     the rest.

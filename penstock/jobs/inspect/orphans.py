@@ -93,8 +93,19 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
             operators, checkpoint = _operators_in_checkpoint(files, entries), checkpoint or path
         else:
             operators = find_operators(files)
-        _search_state(operators, checkpoint, gone, retain_versions, report)
+        databases = [operator for operator in operators if _is_database(operator)]
+        report.kept += [
+            f"{one.location}: a database has no checkpoint; leave out --orphans" for one in databases
+        ]
+        others = [operator for operator in operators if operator not in databases]
+        _search_state(others, checkpoint, gone, retain_versions, report)
     return report
+
+
+def _is_database(operator: Operator) -> bool:
+    """Return whether an operator's state is the tables of a database that a program opens."""
+    place, slash, name = operator.location.rpartition("/")
+    return bool(slash) and name == "tables" and is_p_stream(open_files(f"{place}/log"))
 
 
 def _operators_in_checkpoint(checkpoint: Files, entries: Sequence[FileFacts]) -> list[Operator]:

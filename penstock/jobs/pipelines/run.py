@@ -256,6 +256,7 @@ def _follow_graph(
     on_batch: Callable[[Batch], None],
     signals: StopSignals,
 ) -> Totals:
+    running.is_followed = True  # the failure is raised here, so the graph need not report it
     totals = Totals()
     reader: _BatchReader | None = None
     followed = 0

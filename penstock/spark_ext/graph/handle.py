@@ -100,6 +100,8 @@ class RunningGraph:
     waiting_since_ms : int or None
         The time since which rows have waited for the first micro-batch of the results' query. None if the
         time is unknown, or there is no promise.
+    is_followed : bool
+        Whether `penstock.run` raises a failure. If not, a failure is also an error in the log.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class RunningGraph:
         self._drain = drain
         self._runs: dict[str, StageRun] = {}
         self._state: GraphState = "running"
+        self.is_followed = False
         self._error: PenstockError | None = None
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -222,7 +225,8 @@ class RunningGraph:
 
     def _fail(self, error: PenstockError) -> None:
         self._error = error
-        _LOGGER.error(
+        _LOGGER.log(
+            logging.INFO if self.is_followed else logging.ERROR,
             "%s [graph=%s query=%s]", error.fact, self.name, error.context.get("query"),
             extra={DRIVER_ENDED: is_without_answer(error.__cause__ or error)},
         )  # fmt: skip

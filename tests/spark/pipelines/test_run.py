@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -539,10 +540,15 @@ def test_what_spark_refuses_names_the_section(
     ],
 )
 def test_the_cause_of_a_failed_query_is_one_message(
-    spark: SparkSession, tmp_path: Path, sections: dict[str, Any], cause: str
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    sections: dict[str, Any],
+    cause: str,
 ) -> None:
     with pytest.raises(PenstockError, match="the query failed: query=trades cause=") as caught:
         run_to_end(pipeline(tmp_path, **sections), spark=spark)
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR], "the failure is told once"
     message = str(caught.value)
     assert caught.value.__cause__ is None
     assert cause in message

@@ -149,6 +149,15 @@ def test_gc_drops_a_reader_that_is_gone_and_trims_what_the_others_have_passed(pl
     assert unknown.stderr.startswith("the p-stream has no such reader: reader=slow known=fast")
 
 
+def test_a_dry_run_counts_the_files_that_the_run_deletes_with_a_reader(place: Path) -> None:
+    files = [path for path in place.rglob("*") if path.is_file()]
+    dry = penstock("gc", str(place), "--drop-reader", "fast", "--dry-run")
+    assert "would free 0 rows, 1 file," in dry.stdout, "the progress of the reader"
+    done = penstock("gc", str(place), "--drop-reader", "fast")
+    assert done.stdout == dry.stdout.replace("would be ", "").replace("would free", "freed")
+    assert sum(not path.exists() for path in files) == 1
+
+
 def _decimal(size_bytes: int) -> str:
     from rich.filesize import decimal
 

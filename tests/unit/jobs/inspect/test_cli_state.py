@@ -94,9 +94,9 @@ def test_a_path_that_is_no_state_location_is_refused(tmp_path: Path, command: tu
         result = penstock(*command, str(path))
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr == (
-            f"there is no state at this location: location={path}. Hint: give a state_location, or "
-            "the directory of a query, operator or bucket in one. By default the state_location "
-            "of a pipeline is CHECKPOINT/state.\n"
+            f"there is no state at this location: location={path}. Hint: give a state_location, "
+            "the directory of a query, operator or bucket in one, or the directory of a database; gc also "
+            "takes a p-stream. By default the state_location of a pipeline is CHECKPOINT/state.\n"
         )
     assert (tmp_path / "other" / "file").exists()
     unknown = penstock(*command, "ftp://host/state")

@@ -345,6 +345,19 @@ def test_a_damaged_file_is_named_with_the_place_or_not_needed(tmp_path: Path) ->
     assert named == set(parts)
 
 
+def test_gc_takes_a_database_and_never_calls_its_tables_orphans(tmp_path: Path) -> None:
+    place = str(tmp_path / "bank")
+    with bank().open(place) as db:
+        db.load("accounts", FIRST)
+    files = sorted((tmp_path / "bank" / "tables").rglob("*"))
+    assert CliRunner().invoke(app, ["gc", place]).stdout == "freed 0 files, 0 bytes in 0 of 1 buckets\n"
+    kept = CliRunner().invoke(app, ["gc", place, "--orphans"])
+    assert kept.stdout.startswith(f"kept: {place}/tables: a database has no checkpoint")
+    dropped = CliRunner().invoke(app, ["gc", place, "--orphans", "--drop-query", "bank", "--delete"])
+    assert (dropped.exit_code, dropped.stdout) == (2, "")
+    assert sorted((tmp_path / "bank" / "tables").rglob("*")) == files
+
+
 def test_inspect_shows_a_database_in_a_directory(tmp_path: Path) -> None:
     with bank().open(tmp_path / "bank") as db:
         db.load("accounts", FIRST)
