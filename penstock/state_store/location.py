@@ -99,9 +99,9 @@ def find_operators(place: Files) -> list[Operator]:
         raise InvalidUsageError(
             "there is no state at this location",
             location=place.location,
-            hint="give a state_location, the directory of a query, operator or bucket in one, or the directory "
-            "of a database; gc also takes a p-stream. By default the state_location of a pipeline is "
-            "CHECKPOINT/state",
+            hint="give a state_location, the directory of a query, operator or bucket in one, or the "
+            "directory of a database; gc also takes a p-stream. By default the state_location of a pipeline "
+            "is CHECKPOINT/state",
         )
     return operators
 

@@ -353,6 +353,7 @@ class _Ingest:
                 if not self._settings.skip_bad:
                     raise item.error()
                 self._totals.bad += 1
+                self._totals.read_bytes += item.size_bytes
                 self._report.report_bad(item)
             else:
                 self._append(item, writer)

@@ -76,6 +76,8 @@ class BadRecord:
         The reason, without the record's content.
     remedy : str
         The hint for the error.
+    size_bytes : int
+        The bytes read for this record, if they are known.
     """
 
     source: str
@@ -86,6 +88,7 @@ class BadRecord:
         "correct it and run the same command again, skip such records with --on-error skip, or make a new "
         "p-stream whose types are given by --schema"
     )
+    size_bytes: int = 0
 
     def error(self) -> InvalidUsageError:
         """Return an error for the record."""
@@ -184,7 +187,7 @@ class TextSource(Source):
         self._records: Records | None = None
         self._schema = pa.schema([])
         self._compared = False
-        self._at = 0
+        self._at = self._counted = 0
         self._head = (0, 0)
 
     def infer(self) -> pa.Schema | None:
@@ -213,7 +216,8 @@ class TextSource(Source):
         self._schema = schema
         read = clock.get(f"bytes:{self._key}", 0)
         if read:
-            self._at, self._head = read, (min(read, _HEAD_BYTES), clock[f"head:{self._key}"])
+            self._at = self._counted = read
+            self._head = min(read, _HEAD_BYTES), clock[f"head:{self._key}"]
             self._check_head()
 
     def read(self) -> Iterator[Rows | BadRecord]:
@@ -233,11 +237,12 @@ class TextSource(Source):
 
     def _rows(self, records: Records, chunk: bytes, schema: pa.Schema) -> Iterator[Rows | BadRecord]:
         for end, item in parse_records(records, chunk, schema, self._at):
-            begin, self._at = self._at, end
+            # What precedes the records, such as a header, counts with the first rows.
+            size_bytes, self._at, self._counted = end - self._counted, end, end
             if isinstance(item, Bad):
-                yield BadRecord(self.name, self._line(item.at), item.at, item.why)
+                yield BadRecord(self.name, self._line(item.at), item.at, item.why, size_bytes=size_bytes)
             else:
-                yield Rows(item, end - begin, self._clock())
+                yield Rows(item, size_bytes, self._clock())
 
     def _line(self, at: int) -> int:
         return self._content.lines_before(at) + 1

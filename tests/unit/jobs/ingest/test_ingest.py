@@ -513,3 +513,20 @@ def test_records_longer_than_a_chunk_are_read(place: Path) -> None:
     sizes = ReadSizes(chunk_bytes=64, most_record_bytes=1024)
     with pytest.raises(InvalidUsageError, match="a record has no end"):
         ingest_sources(Settings(str(place), "ndjson", ("b.ndjson",), sizes=sizes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("csv", "n,text\n1,a\n2,b\n"),
+        ("csv", "n,text\n1,a\nx,b\n"),
+        ("ndjson", '{"n": 1, "text": "a"}\n\n{"n": "x", "text": "b"}\n'),
+        ("json", ' [{"n": 1, "text": "a"},\n {"n": 2, "text": "b"}]\n'),
+    ],
+)
+def test_all_bytes_of_a_file_are_read(place: Path, kind: str, text: str) -> None:
+    schema = "n bigint, text string"
+    settings = Settings(str(place), kind, (written("file", text),), schema=schema, skip_bad=True)
+    totals = ingest_sources(settings)
+    assert totals.rows + totals.bad == 2
+    assert totals.read_bytes == len(text)
