@@ -1,4 +1,4 @@
-"""Tables for recording traces, which find the rows of an index without a scan."""
+"""Tables that record traces, and that find the rows of an index without a scan."""
 
 from __future__ import annotations
 
