@@ -161,7 +161,7 @@ class Document:
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Loads the plain types of YAML. Dates stay texts, which the fields that need dates parse."""
+    """Loads the plain types of YAML. Dates are loaded as texts; the fields that need dates parse them."""
 
 
 PlainLoader.yaml_implicit_resolvers = {
@@ -206,7 +206,7 @@ def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str
 
 
 def _children(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, yaml.Node, yaml.Node]]:
-    """Yield the path of each child of a node, the node whose position errors show, and the value's node.
+    """Yield, for each child of a node, its path, the node to show in errors, and its value's node.
 
     Errors show the position of a mapping's key, or of a list's item.
     """

@@ -286,7 +286,7 @@ class JoinSection(Section):
 
 
 class DatabaseSection(Section):
-    """Name a stored procedure, and the Python file that defines its database.
+    """A stored procedure to run, and the Python file that defines its database.
 
     `name` chooses one of the file's databases. `time` and later fields are as in `penstock.transactions`.
     """
@@ -320,7 +320,7 @@ class OperatorSection(Section):
 class ResultsSection(Section):
     """Filter and projection after a queue, a union, a join or transactions.
 
-    An update key stays unchanged.
+    The projection keeps an update key unchanged.
     """
 
     filter: Annotated[Text | None, BeforeValidator(sql)] = None

@@ -236,7 +236,7 @@ def open_session(
 ) -> tuple[SparkSession, bool]:
     """Return the session in which a job runs, and whether this call created it.
 
-    The driver calls this function once. A given or active session is used unchanged, with `settings` added.
+    The driver calls this function once. A given or active session is used; only `settings` are added to it.
     Otherwise a session is created. If ``SPARK_REMOTE`` names a Spark Connect server, the session is on this
     server. Under ``spark-submit``, the session has the configuration of ``spark-submit``. If ``SPARK_HOME``
     or ``SPARK_CONF_DIR`` is set, it has the configuration of that Spark installation. In all other cases the
@@ -377,13 +377,13 @@ def session(
     """Provide a Spark session that is ready for Penstock, and stop it at the end of the block.
 
     Call this function on the driver. If there is no active session, and neither ``spark-submit`` nor a Spark
-    installation configures the run, Spark runs on this machine with all its cores, without its web interface,
-    with eight shuffle partitions, with warm Python workers, and logs only fatal errors. An active session is
-    used unchanged and is not stopped. The formats ``market`` and ``pstream`` are registered.
+    installation configures the run, Spark runs on this machine: with all its cores, eight shuffle partitions
+    and warm Python workers, and without Spark's web interface. It logs only fatal errors. An active session
+    is used unchanged and is not stopped. The formats ``market`` and ``pstream`` are registered.
 
     Inside `penstock.run`, Ctrl-C or SIGTERM ends the query between two batches. Elsewhere in the block, the
-    signal ends the program without a traceback, after the ``finally`` blocks. After SIGTERM the exit code is
-    143. After Ctrl-C the exit code is 0 if a streaming query runs or Spark has run no job yet. Otherwise it
+    signal ends the program without a traceback, after the ``finally`` blocks. The exit code after SIGTERM is
+    143. The exit code after Ctrl-C is 0 if a streaming query runs or Spark has run no job yet. Otherwise it
     is 130, because Ctrl-C may have interrupted a batch job. A second signal ends the program at once. Even
     then, nothing that a checkpoint holds is lost.
 
@@ -407,7 +407,8 @@ def session(
         If there is no Java, or Spark's JVM does not start, or a Python worker of Spark does not start in time
         while the block runs.
     PenstockError
-        If a Spark error that wraps a Penstock error leaves the block; the Penstock error replaces it.
+        If a Spark error leaves the block and wraps a Penstock error. The Penstock error replaces the Spark
+        error.
 
     Examples
     --------

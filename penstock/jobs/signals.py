@@ -55,9 +55,9 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         return self
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Return whether a log record reports more than that the signal interrupted or ended the JVM.
+        """Return False for a log record that only reports that the signal interrupted or ended the JVM.
 
-        Graphs mark their records of a driver that has ended with the attribute ``driver_ended``.
+        Graphs mark the log records about a driver that has ended with the attribute ``driver_ended``.
         """
         if self.received is None:
             return True

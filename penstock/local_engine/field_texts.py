@@ -57,7 +57,7 @@ _CYCLE_DAYS: Final = 146_097
 _LATE_US: Final = (date(2038, 1, 1).toordinal() - 719_163) * _DAY_US
 """From this time on, Arrow ignores the days on which a zone changes its clocks."""
 _FAR_US: Final = (date(9600, 1, 1).toordinal() - 719_163) * _DAY_US
-"""Times from this time on are computed some cycles earlier, because Python has no year above 9999."""
+"""Python has no year above 9999, so times from this time on are converted some cycles earlier."""
 _MAX_OFFSET_S: Final = 18 * 3600
 _SHORT_ZONES: Final = {
     "ACT": "Australia/Darwin", "AET": "Australia/Sydney", "AGT": "America/Argentina/Buenos_Aires",

@@ -35,7 +35,7 @@ def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
     Raises
     ------
     InvalidUsageError
-        If this module does not support an option, or its value.
+        If this module does not support an option, or the option's value.
     """
     known = {name.lower(): text for name, text in options.items()}
     if unknown := sorted(known.keys() - OPTIONS[format]):

@@ -98,7 +98,7 @@ class LocalOperator:
         gets two versions per micro-batch, so twice as many versions are kept.
     publishes_first : bool
         Whether new versions are durable before the sink gets results. An operator needs this if it looks for
-        other attempts at a micro-batch, or if user code that may fail makes its state.
+        other attempts at a micro-batch, or if its state comes from user code, which may fail.
 
     Attributes
     ----------
@@ -224,6 +224,6 @@ class LocalOperator:
 
 
 def _parcels_of(rows: pa.RecordBatch) -> Iterable[tuple[int, Parcel]]:
-    """Yield the parcels of a batch with their buckets' labels. A fourth column holds the side of a join."""
+    """Yield the parcels of a batch with their buckets' labels. For joins, a fourth column has the side."""
     for label, dropped, payload, *side in zip(*(column.to_pylist() for column in rows.columns), strict=True):
         yield label, Parcel(int(dropped or 0), from_parcel(payload) if payload else None, *side)

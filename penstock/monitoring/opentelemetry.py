@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["OpenTelemetryExporter", "otlp_provider"]
 
 _SAMPLE_US = 10_000
-"""One percentile is recorded for each such part of a micro-batch's time."""
+"""A micro-batch records one percentile of staleness for each such span of its time."""
 _MOST_SAMPLES = 1_000
 
 

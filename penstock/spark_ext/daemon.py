@@ -1,9 +1,10 @@
 """A daemon that imports the dependencies of Python workers before it forks them.
 
-Spark starts one daemon for all Python workers that an application has on a machine, and lets it fork them.
-Spark's own daemon imports nothing before it forks, so every worker imports PySpark, pandas, Arrow, Numba and
-Penstock itself. These imports cost each worker more than a second of CPU time before the first micro-batch.
-This daemon's workers share the loaded modules in memory. One setting at the start of a session enables it::
+Spark starts one daemon for all Python workers that an application has on a machine. The daemon forks the
+workers. Spark's own daemon imports nothing before it forks, so every worker imports PySpark, pandas, Arrow,
+Numba and Penstock itself. These imports cost each worker more than a second of CPU time before the first
+micro-batch. This daemon's workers share the loaded modules in memory. One setting at the start of a session
+enables it::
 
     spark.python.daemon.module=penstock.spark_ext.daemon
 

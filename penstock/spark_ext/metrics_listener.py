@@ -107,7 +107,7 @@ class MetricsListener(BatchListener):
 def append_to_file(path: str) -> Receiver:
     """Return a receiver that appends metrics to a file, one JSON object on each line.
 
-    The file is created if missing, private to the user.
+    If the file does not exist, it is created, and only the user can read it.
     """
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """Set the trigger intervals of running queries as their freshness contracts choose them.
 
-Each bucket's task adds the interval that its controller chose to an accumulator. Spark passes the sum of a
-task to the driver's process when the task has ended, so the driver knows the intervals of a micro-batch
-before the micro-batch ends. The least interval of all buckets becomes the trigger interval of the query. A
-query whose trigger the user has set is left alone.
+The controller of each bucket chooses an interval, and the bucket's task adds this interval to an accumulator.
+Spark passes the sum of a task to the driver's process when the task has ended, so the driver knows the
+intervals of a micro-batch before the micro-batch ends. The least interval of all buckets becomes the trigger
+interval of the query. A query whose trigger the user has set is left alone.
 
 All queries of a Spark context share one accumulator, because PySpark never forgets an accumulator.
 

@@ -5,9 +5,9 @@ its own error. So `shorten_errors` wraps PySpark's methods that load and save, o
 keeps its class.
 
 If a query is stopped while its function of ``foreachBatch`` calls the JVM, Spark searches the text of the
-function's error with a regular expression that needs stack for each character. A text with a stack trace of
-Java overflows the stack of the query's thread. So the function gets another error, with a short text that
-Spark recognizes as a stop.
+function's error with a regular expression that uses stack space for each character. A text with a stack trace
+of Java overflows the stack of the query's thread. So the function's error is replaced by an error with a
+short text that Spark recognizes as a stop.
 """
 
 from __future__ import annotations

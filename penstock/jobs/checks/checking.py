@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["check_checkpoint", "check_pipeline", "check_with_options"]
 
 _ELSEWHERE: Final = ("PYSPARK_GATEWAY_PORT", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE")
-"""Variables with which a Spark of the user runs a pipeline."""
+"""Environment variables with which the user's own Spark runs a pipeline."""
 _NEWEST_LISTED: Final = (4, 3)
 """The newest version of Spark whose functions `penstock.sql.syntax.functions` lists."""
 
@@ -59,8 +59,8 @@ def check_pipeline(
 ) -> tuple[Pipeline, Document]:
     """Read a pipeline, and check its locations, columns, expressions and checkpoint.
 
-    With `inputs`, also check that the files that the pipeline reads exist. The Spark settings in `settings`
-    and in the pipeline determine how S3 is reached. Set `own_process` if this process only runs the pipeline.
+    With `inputs`, also check that the input files of the pipeline exist. The Spark settings in `settings` and
+    in the pipeline determine how S3 is reached. Set `own_process` if this process only runs the pipeline.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def check_pipeline(
 
 
 def _find_wrong_columns(pipeline: Pipeline, document: Document) -> list[str]:
-    """Return the mistakes in columns and expressions, also in sections that the builder has not reached."""
+    """Return the mistakes in columns and expressions, even in sections that the builder did not reach."""
     from penstock.errors import InvalidUsageError
     from penstock.jobs.checks.names import Use, find_uses
     from penstock.jobs.pipelines.schemas import schema_of
@@ -121,7 +121,7 @@ def _find_wrong_columns(pipeline: Pipeline, document: Document) -> list[str]:
 
 
 def _find_wrong_functions(pipeline: Pipeline, document: Document, settings: Mapping[str, str]) -> list[str]:
-    """Return the mistakes in the names of functions, if the pipeline's Spark has no functions of its own."""
+    """Return the mistakes in names of functions; none if Spark may have functions of the user."""
     from penstock.jobs.checks.names import Use, find_uses
 
     found = _collect(document, find_uses(pipeline, lambda source: None), Use.find_functions)
@@ -168,7 +168,7 @@ def check_checkpoint(
     Raises
     ------
     PipelineError
-        If the checkpoint was made with another key, policy, number of buckets or graph.
+        If the checkpoint was made with a different key, policy, number of buckets or graph.
     """
     from penstock.conf.document import PipelineError, describe
     from penstock.errors import InvalidUsageError
@@ -185,7 +185,7 @@ def check_checkpoint(
     try:
         old = directory.newest("graph")
         plan = build(pipeline, document).plan(None, pipeline.planned_persist)
-        if old is not None and not pipeline.decodes_late:  # only the run knows what it decodes late
+        if old is not None and not pipeline.decodes_late:  # only a run knows what it decodes late
             known = all(map(_declares_columns, sources.values()))
             new_parts, old_parts = (
                 _fixed_parts(lines, columns=known) for lines in (shape(plan), old["shape"])
@@ -255,7 +255,7 @@ def _check_buckets(pipeline: Pipeline, directory: GraphDirectory) -> None:
 
 
 def _has_users_code(pipeline: Pipeline) -> bool:
-    """Return whether a pipeline runs Python code of its user, as far as the pipeline can be read."""
+    """Return whether a pipeline runs Python code of its user; True if the pipeline cannot be read."""
     from penstock.errors import InvalidUsageError
     from penstock.jobs.cluster.modules import user_code
 

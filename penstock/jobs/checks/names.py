@@ -1,7 +1,7 @@
 """Find unknown columns and functions in all sections of a pipeline.
 
-The builder of a graph ends at a mistake that later sections may depend on. This module also looks at the
-later sections, and at each expression of a section.
+The builder of a graph stops at a mistake that later sections may depend on. This module also checks the later
+sections, and every expression of a section.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Use:
         Raises
         ------
         InvalidUsageError
-            If it cannot be parsed, or has no name although it needs a name.
+            If the expression cannot be parsed, or lacks a name that it needs.
         """
         return split_alias(self.text)[1] if self.kind == "select" else Expression.parse(self.text)
 
@@ -82,7 +82,7 @@ class Use:
                 return  # the builder of the graph reports it
 
     def find_columns(self) -> Iterator[InvalidUsageError]:
-        """Yield an error for each column that does not exist, or for a text that is no expression."""
+        """Yield an error for each column that does not exist, or one error if the text is no expression."""
         columns = self.columns
         if self.kind == "column":
             if columns is not None and self.text.lower() not in map(str.lower, columns):
@@ -171,7 +171,7 @@ def _input(section: Pipeline | Input | ResultsSection, columns: Columns, *path: 
 
 
 def _select(texts: Iterable[str], columns: Columns, path: tuple[str, ...]) -> _Uses:
-    """Yield expressions; return their names, and after a mistake also the columns that they could read."""
+    """Yield expressions; return their names, and after a mistake also the columns in `columns`."""
     labels: Columns = ()
     for text in texts:
         if text.strip() == "*":

@@ -27,8 +27,8 @@ def check_shared_places(spark: SparkSession, pipeline: Pipeline, document: Docum
 
     This function runs on the driver. It does nothing in local mode, or if a path that names no file system is
     not a local path for Spark. The driver puts an empty file into each output directory, and a job with one
-    task per core looks for these files. So the check also finds a worker whose directory has the same name
-    but is a different directory. Workers that start later are not checked.
+    task per core looks for these files. So the check also finds a directory that exists on a worker's machine
+    under the same path but is not shared. Workers that start later are not checked.
 
     Raises
     ------

@@ -110,7 +110,7 @@ def _column(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 class Refreshed:
-    """A value that is recomputed when it is requested and out of date.
+    """A value that is computed again when it is requested but out of date.
 
     A thread computes the value, one computation at a time, so that callers do not wait. Computing takes at
     most a twentieth of the thread's time. If Penstock raises an error, the value is ``{"error": TEXT}``.

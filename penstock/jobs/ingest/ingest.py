@@ -182,8 +182,8 @@ def ingest_sources(
 ) -> Totals:
     """Append all rows of the sources to a p-stream, and return once they are durable.
 
-    Call this function in a separate process. Each commit holds the position in the files. So after any end of
-    the process, the same call continues from the last commit. Pipes and sockets cannot be read again.
+    Call this function in a separate process. Each commit holds the position in the files. However the process
+    ends, the same call continues from the last commit. Pipes and sockets cannot be read again.
 
     Parameters
     ----------

@@ -77,8 +77,8 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
 def _results_of_another_checkpoint(pipeline: Pipeline) -> str | None:
     """Return the file sink's directory if its log has micro-batches but the checkpoint has none; else None.
 
-    Spark's file sink skips each micro-batch whose number is in its log, even if the log belongs to another
-    checkpoint.
+    Spark's file sink skips each micro-batch whose number is in the sink's log, even if the log belongs to a
+    different checkpoint.
     """
     sink, checkpoint = pipeline.sink, pipeline.query.checkpoint
     if not isinstance(sink, ParquetSink | SparkSink) or sink.path is None or "://" in sink.path:

@@ -75,8 +75,8 @@ def replay(
     Nothing is written to the checkpoint, its state, the sources or the sink. The exit code is 1 if anything
     differs.
 
-    With --policy, the same rows arrive at the same times, but another policy serves the keys. Then the table
-    shows staleness and counts of both policies.
+    With --policy, the same rows arrive at the same times, but a different policy serves the keys. The table
+    then shows staleness and counts of both policies.
 
     \b
     penstock replay checkpoint --pipeline quotes.yaml --from 100 --to 120

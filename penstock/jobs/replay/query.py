@@ -148,8 +148,8 @@ def _recorded_buckets(checkpoint: Checkpoint, state_location: str | None) -> int
 def _without_side_effects(pipeline: Pipeline) -> Pipeline:
     """Return a pipeline that writes only its state and its results.
 
-    The pipeline may still name p-streams for rejected records, because a `Builder` without subscriptions
-    writes none.
+    The pipeline may still name p-streams for rejected records, because a `Builder` without subscriptions does
+    not write rejected records.
     """
     query = pipeline.query.model_copy(update={"state_location": None})
     return redirect_late_rows(pipeline.model_copy(update={"query": query}), lambda section: None)

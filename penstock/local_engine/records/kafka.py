@@ -49,7 +49,7 @@ class Decoder(Protocol):
 
 
 class KafkaInput(RecordInput):
-    """Records of topics. Partitions are read one after the other, so a repeated batch has the same order.
+    """Records of topics. Partitions are read one after the other, so repeated batches have the same order.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ class KafkaInput(RecordInput):
         return self._partitions
 
     def find_end(self, start: Offset | None) -> Offset | None:
-        """See `Input.find_end`. If the brokers do not answer, return `start`; after a minute, fail."""
+        """See `Input.find_end`. While brokers do not answer, there are no new rows; after a minute, fail."""
         found = self._ask(lambda: self._plan(start))
         return start if found is None else found
 
@@ -252,7 +252,7 @@ class KafkaInput(RecordInput):
         return _offset(_limit(begin, ends, self._options.max_offsets))
 
     def _ask(self, ask: Callable[[], Found]) -> Found | None:
-        """Return the brokers' answer, or None if they do not answer. After a minute without answers, fail."""
+        """Return the brokers' answer; None if they do not answer now. After a minute of silence, fail."""
         from confluent_kafka import KafkaException
 
         while True:

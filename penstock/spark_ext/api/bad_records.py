@@ -128,7 +128,7 @@ def reject_bad_records(
 
 
 def _fix_division(spark: SparkSession) -> None:
-    """Fix how Spark divides files among tasks, whatever the number of cores.
+    """Make Spark divide the same files among tasks in the same way, whatever the number of cores.
 
     Each task commits its own bad records. If a micro-batch runs again, it must therefore have the same tasks.
     """

@@ -135,7 +135,8 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
         Whether the query continues until no key waits.
     first : bool
         Whether the last batch is the first batch since the query started. If this batch has no input, an
-        earlier start planned it. It does not show whether there is input now, so another batch must follow.
+        earlier start planned it. Such a batch does not show whether there is input now, so a second batch
+        must follow.
     """
     return not first and not new_input and not (drain and waits)
 
@@ -170,7 +171,7 @@ def process_all_available(query: StreamingQuery) -> None:
     """Wait until the available input of a query is processed and no key waits, or the query has ended.
 
     Spark's own ``processAllAvailable`` waits for a trigger that plans no micro-batch. While a query may have
-    timeouts, every trigger plans one.
+    timeouts, every trigger plans a micro-batch.
 
     Raises
     ------

@@ -146,8 +146,9 @@ def listen(spark: SparkSession, name: str, receive: Receiver, query: str | None 
 def remove_metrics(spark: SparkSession, *, stopped: bool = False) -> None:
     """End the destinations of a session's metrics.
 
-    Penstock calls this function after a session has stopped (`stopped` is true), and before a session of
-    Spark Connect stops: otherwise the client would wait for reports from a server that it has left.
+    Penstock calls this function after a session has stopped (`stopped` is true). For Spark Connect it also
+    calls this function before the session stops, because the client would otherwise wait for reports from a
+    server that it has left.
     """
     for destination in _destinations.pop(spark, {}).values():
         if not stopped:

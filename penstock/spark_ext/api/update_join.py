@@ -99,7 +99,7 @@ def update_join(
         The allowed lateness. A bucket compares each tuple with the newest tuple that it got, from either
         side, in earlier micro-batches. If the tuple is older by more than this delay, it is dropped and
         counted. The default is `within`. If one side may run ahead of the other, the delay should be at least
-        as long.
+        as long as the lead.
     unit : str, optional
         The unit of an integer time: ``s``, ``ms``, ``us`` or ``ns``.
     buckets, state_location, retain_versions, name

@@ -150,8 +150,8 @@ def update_queue(
         delete does not bring the key back. See "Deletes" in ``docs/concepts/update-queue.md``.
     ttl : str, timedelta or int, optional
         How long a key stays in the state after its last update, such as ``"1 day"``; by default for ever. If
-        `time` is an integer, this is a number in the same unit. The newest `time` of all rows so far is the
-        current time. See "Keys that go silent" in ``docs/concepts/update-queue.md``.
+        `time` is an integer, `ttl` is a number in the same unit. The newest `time` of all rows so far counts
+        as the current time. See "Keys that go silent" in ``docs/concepts/update-queue.md``.
     delete_ttl : str, timedelta or int, optional
         The same for deleted keys; by default `ttl`.
     on_silent : {"row"}, optional

@@ -36,7 +36,7 @@ def update_union(
     dropped and counted. So the times of a key strictly increase, with one tuple for each time (UpStream
     §3.2).
 
-    The union is also an update queue, so that one stateful operator does both.
+    The union is also an update queue: one stateful operator does the work of both.
 
     Parameters
     ----------

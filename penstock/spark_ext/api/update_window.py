@@ -115,11 +115,11 @@ def update_window(
         Events of a key belong to one session if consecutive events are less than the gap apart. The session's
         window ends one gap after its last event.
     cost : str, optional
-        The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
+        The time to serve one window, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
         The weight of each key, as in `update_queue`: a numeric column, or a mapping from key values. The
         column's value in a key's newest tuple becomes the weight once the watermark has passed the tuple's
-        pane. A value that is not positive and finite fails the query, for both values of `nulls`.
+        pane. A value that is not positive and finite fails the query, whatever `nulls` is.
     delete_when : str, optional
         An SQL condition on rows, such as ``"op = 'd'"``. A row for which the condition is true deletes its
         key. Windows that contain the row ignore it and the key's older tuples, including tuples of equal time
@@ -168,8 +168,8 @@ def update_window(
     lazy and eager mode, the tuple is dropped and counted as late.
 
     Windows of rows are complete when the watermark has passed their last row. A tuple is late if it is older
-    than the watermark before its micro-batch. If there is no delay, the watermark passes all tuples as they
-    arrive, so tuples are sorted only within a micro-batch.
+    than the watermark was before the tuple's micro-batch. If there is no delay, the watermark passes all
+    tuples as they arrive, so tuples are sorted only within a micro-batch.
 
     A session is emitted when the watermark passes its end; for sessions the watermark is not rounded. A tuple
     older than the watermark is used in two cases: it belongs to an open session, or it starts a session whose

@@ -419,9 +419,9 @@ def is_available_now(query: Any, writer: Any = None) -> bool:
 
 
 def set_trigger_interval(query: Any, interval_ms: int) -> bool:
-    """Change the interval of a query's processing-time trigger while the query runs; 0 is at once.
+    """Change the interval of a query's processing-time trigger while the query runs; 0 means no pause.
 
-    Return False if Spark has no executor of the trigger, as before the query's first micro-batch.
+    Return False if Spark has no executor of the trigger, for example before the query's first micro-batch.
 
     Spark has no method for this. The executor of the trigger keeps the interval in a field, and reads the
     field before and after each micro-batch. So an interval of 0 holds from the end of the running

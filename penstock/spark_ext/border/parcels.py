@@ -64,7 +64,7 @@ def to_parcels(batches: Iterable[pa.RecordBatch], limits: ParcelLimits = _DEFAUL
     """Return `batches` as parcels of bounded size; an empty batch also makes a parcel.
 
     Large batches are packed (compressed as p-units) if that makes them much smaller, because Spark copies
-    each byte several times. The first rows of the first large batch are packed to find this out. Each parcel
+    each byte several times. To decide this, the first rows of the first large batch are packed. Each parcel
     keeps the schema's metadata.
     """
     packs: bool | None = None

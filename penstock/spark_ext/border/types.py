@@ -259,8 +259,9 @@ def _array(array: pa.Array, field: pa.Field) -> pa.Array:
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast an array to a type.
 
-    pyarrow cannot cast a null struct with a non-nullable field, which Spark writes. So structs, and types
-    that contain them, are rebuilt from their parts; `_has_wrong_null` checks the result.
+    Spark writes null structs that have a non-nullable field, and pyarrow cannot cast such structs. So
+    structs, and types that contain structs, are rebuilt from their parts; `_has_wrong_null` checks the
+    result.
     """
     types, was = pa.types, array.type
     if types.is_run_end_encoded(was):

@@ -1,7 +1,7 @@
 """Packing of windows' entries: pack fragments of the map side into parcels for their buckets.
 
-Each map-side task sends every bucket a parcel with the task's newest pane, if necessary without rows. So all
-buckets of a micro-batch have the same watermark and close the same windows, even buckets whose groups are
+Each map-side task sends every bucket a parcel with the task's newest pane, even if the parcel has no rows. So
+all buckets of a micro-batch have the same watermark and close the same windows, even buckets whose groups are
 idle.
 """
 
@@ -79,7 +79,7 @@ class EntryPacker:
     buckets : int
         Number of buckets.
     delayed : Fragments, optional
-        The definition of the fragments, if they hold the newest time.
+        The definition of the fragments, if each fragment has the newest time of its rows.
     newest : str, optional
         The column with the newest time of an entry, if the watermark is a time, not a pane.
     sampling : GroupSampling

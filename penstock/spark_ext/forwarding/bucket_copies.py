@@ -1,9 +1,9 @@
 """The coordinator's copies of buckets' tables, for transactions whose rows the events do not name.
 
 A worker keeps the copies from micro-batch to micro-batch, and reads only newer deltas. It reads a bucket's
-whole state again in three cases: Spark has moved the coordinator to another worker, Spark has committed
-another attempt of the bucket, or a snapshot has replaced the deltas. So the copies always equal the versions
-at the pointers.
+whole state again in three cases: Spark has moved the coordinator to a different worker, Spark has committed a
+different attempt of the bucket, or a snapshot has replaced the deltas. So the copies always equal the
+versions at the pointers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BucketCopies:
     def follow(self, stores: Mapping[int, BucketStore], pointers: Mapping[int, Pointer]) -> None:
         """Update the tables of some buckets to the versions at `pointers`.
 
-        Tables of other buckets may be older, or missing.
+        The tables of all other buckets stay as they are: at older versions, or missing.
 
         Raises
         ------

@@ -72,9 +72,8 @@ class RunningGraph:
     """A handle for all queries of a started graph, returned by `penstock.start`.
 
     A thread watches the queries. If a query fails, the thread stops all other queries. With
-    ``available_now``, the thread starts a query when all earlier queries that feed it have ended. It also
-    ends queries that Spark does not end because they may have timeouts. All methods may be called from any
-    thread::
+    ``available_now``, the thread starts a query when all earlier queries that feed it have ended. Spark does
+    not end a query that may have timeouts, so the thread ends it. All methods may be called from any thread::
 
         state      ends when
         ---------  -------------------------------------------------

@@ -181,7 +181,7 @@ class MarketDataSource(DataSource):
     symbols : 3000
         Number of symbols.
     skew : 4305
-        How many times as many updates the most active symbol has as the least active symbol.
+        The number of updates of the most active symbol for each update of the least active symbol.
     seed : 0
         The seed of the trades.
     numPartitions : 2
@@ -256,8 +256,8 @@ class _MarketReader(DataSourceReader):
 class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """Plans micro-batches on the driver (one process for the life of a query) and reads them on workers.
 
-    With `start_is_late`, Spark asks for the end of the first micro-batch after a restart before it passes the
-    start, as versions before 4.2 do.
+    Set `start_is_late` for Spark before 4.2: after a restart, it asks for the end of a micro-batch before it
+    passes the start.
     """
 
     def __init__(self, options: _Options, *, start_is_late: bool) -> None:

@@ -75,8 +75,8 @@ class SegmentRows:
     stream : PStream
         The p-stream.
     late : bool
-        Whether the rows are left unsynced here, because one sync of the whole file system makes them durable
-        before their commit.
+        Whether to leave the rows unsynced. A sync of the whole file system then makes them durable, before
+        their commit.
     """
 
     def __init__(self, options: WriteOptions, stream: PStream, *, late: bool = False) -> None:

@@ -52,7 +52,7 @@ class ReleaseRule:
     Parameters
     ----------
     batches, size_bytes : int
-        The number of micro-batches, or the bytes of their input, per release.
+        Rows are released after this many micro-batches, or this many bytes of their input.
     most_batches : int
         The maximum number of micro-batches between two releases, even if syncs are slow, because Spark keeps
         the logs of only the last hundred micro-batches.
@@ -119,9 +119,9 @@ class PStreamDataSource(DataSource):
     Notes
     -----
     An offset holds the number of rows before it, and the identity of the p-stream, so that a checkpoint
-    cannot continue on another p-stream at the same path. Spark tells a source that a micro-batch is done only
-    when it has planned the next micro-batch. After that the rows are released, for several micro-batches at a
-    time, after a sync of the disks.
+    cannot continue on a different p-stream at the same path. Spark tells a source that a micro-batch is done
+    only when Spark has planned the next micro-batch. After that the rows are released, for several
+    micro-batches at a time, after a sync of the disks.
     """
 
     parallelism = 1
@@ -168,7 +168,7 @@ class PStreamDataSource(DataSource):
 def p_stream_source(parallelism: int) -> type[PStreamDataSource]:
     """Return the data source for a session with this default parallelism.
 
-    Spark creates its Python objects in processes without a session.
+    Spark creates the data source in processes without a session, where it cannot ask for the parallelism.
     """
     return type("PStreamDataSource", (PStreamDataSource,), {"parallelism": parallelism})
 

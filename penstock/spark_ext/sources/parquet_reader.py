@@ -1,10 +1,10 @@
 """Read Parquet files for a scan in Penstock, while Spark lists and commits the files.
 
 Spark's own reader is fast, but its rows cross to Python one value at a time. So if a source's rows are
-reduced to fragments of windows, or to the newest tuple of each key, Python reads the files itself, and no row
-crosses. Spark's file stream lists the files of a micro-batch and divides them into tasks. Each task passes
-only a range of row numbers to Python. Python decodes the columns that the scan needs and runs the scan on
-them, as a p-stream's reader does.
+reduced to fragments of windows, or to the newest tuple of each key, Python reads the files itself. Then no
+row crosses from the JVM. Spark's file stream lists the files of a micro-batch and divides them into tasks.
+Each task passes only a range of row numbers to Python. Python decodes the columns that the scan needs and
+runs the scan on them, as a p-stream's reader does.
 
 Tasks are assigned *ranges* of a fixed length. The first row of range ``k`` of a file is ``k * RANGE``, and
 exactly one task has this row, however Spark divides a file. That task reads the whole range::
@@ -14,7 +14,7 @@ exactly one task has this row, however Spark divides a file. That task reads the
     ranges       |   0   |   1   |   2   |   3   |  4|
                          A: 0, 1, 2      B: 3, 4
 
-So Spark reads only row counts, and no column. Its file log, file limits and exactly-once guarantee are
+So Spark reads only row counts, and no column. Spark's file log, file limits and exactly-once guarantee are
 unchanged.
 """
 

@@ -1,9 +1,9 @@
 """Rows that tasks commit to a p-stream themselves, independently of the sink of their query.
 
-The rows of a task in a micro-batch are one commit, by a writer that only this bucket or partition uses. The
-micro-batch's plan is durable before its rows are visible. So if a micro-batch runs again, it makes the same
-rows, and finds that the p-stream already has them. Files of attempts that did not commit are deleted some
-micro-batches later.
+A task commits its rows of a micro-batch at once, by a writer that only the task's bucket or partition uses.
+The micro-batch's plan is durable before its rows are visible. So if a micro-batch runs again, it makes the
+same rows, and finds that the p-stream already has them. Files of attempts that did not commit are deleted
+some micro-batches later.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _concat(name: str, parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     Raises
     ------
     InvalidUsageError
-        If a column's types in the buckets have no common type.
+        If no type can hold all values that a column has in the buckets.
     """
     tables = [pa.Table.from_batches([part]) for part in parts]
     try:

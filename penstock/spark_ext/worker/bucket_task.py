@@ -292,10 +292,10 @@ class BucketTask(Generic[S]):
         return ServedBucket(self.name, query_id, batch_id, bucket, run_id, store, held, batches, metrics)
 
     def _sweeps(self, bucket: int, batch_id: int) -> bool:
-        """Return whether to sync and sweep now, because of clock records or Spark's log.
+        """Return whether to sync and sweep now.
 
-        Spark deletes old files of its log even if newer files are not durable yet. So some of the newer files
-        must be synced in time.
+        A sweep deletes old clock records. A sync is needed because Spark deletes old files of its log even if
+        newer files are not durable yet.
         """
         if self.operator.follows_clock:
             return (batch_id + bucket) % self.sweep_batches == 0

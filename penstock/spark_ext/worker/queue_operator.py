@@ -187,10 +187,10 @@ class QueueOperator:
     def _arrivals(
         self, parcels: Iterable[Parcel]
     ) -> tuple[Arrivals | None, int, int | None, list[pa.RecordBatch]]:
-        """Return the arrivals, the number of dropped rows, the newest time, and dropped rows.
+        """Return the arrivals, the number of dropped rows, the newest time, and the dropped rows to store.
 
-        The arrivals are conflated if they need much memory. The dropped rows were dropped before the shuffle,
-        and have their final form. Parcels may come in any order, because rows carry their positions.
+        The arrivals are conflated if they need much memory. The last result has rows that were dropped before
+        the shuffle, in their final form. Parcels may come in any order, because rows carry their positions.
         """
         dropped = size_bytes = 0
         newest: int | None = None

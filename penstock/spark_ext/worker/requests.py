@@ -4,9 +4,9 @@ Requests travel like events: Spark plans the requests of a micro-batch, and parc
 buckets. In a bucket, requests run before the events of the micro-batch. So Spark's offset log determines the
 order of requests and events, and a micro-batch that runs again gives the same answers.
 
-The task of a bucket publishes the answers itself, so the query may have any sink. The order of a micro-batch
-is durable before its answers are visible. A bucket's writer publishes the answers in one commit, with the
-micro-batch's number. A later attempt finds this commit.
+The task of a bucket publishes the answers itself, so the query may have any sink. The order of a
+micro-batch's requests and events is durable before the answers are visible. A bucket's writer publishes the
+answers in one commit, with the micro-batch's number. A later attempt finds this commit.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class RequestPacker:
     Parameters
     ----------
     programs : RequestPrograms
-        The procedures that requests may call. Requests for another procedure, or with other arguments, go to
-        the first bucket.
+        The procedures that requests may call. Requests for any other procedure, or with wrong arguments, go
+        to the first bucket.
     buckets : int
         The number of buckets.
     route : pyarrow.DataType, optional

@@ -76,11 +76,11 @@ _checked: set[type[Any]] = set()
 def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "", *, waits: bool = False) -> str:
     """Register an operator, so that it is checked when its query starts.
 
-    With `waits`, its keys may wait for later triggers; then the started query gets another
-    ``processAllAvailable``, because Spark's would never return.
+    With `waits`, the operator's keys may wait for later triggers. Then the started query gets Penstock's
+    ``processAllAvailable``, because Spark's method would never return.
 
-    Return the unique name of the operator in Spark's plans. It contains the operator's `route`, so that users
-    can see it in the plan.
+    Return the unique name of the operator in Spark's plans. The name contains the operator's `route`, so that
+    users can see the route in the plan.
     """
     check_starts(spark)
     name = "_".join(part for part in (task.name, route, str(next(_numbers))) if part)
