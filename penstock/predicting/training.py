@@ -182,7 +182,7 @@ def measure(models: ProcedureModels, samples: Samples, threshold: float) -> Accu
 
 
 def _renumber_queries(samples: Samples, models: ProcedureModels) -> Samples:
-    """Return samples in which queries have the numbers that their names have in the models.
+    """Renumber the queries of samples: each query gets the number that its name has in the models.
 
     Names that the models do not have get the next numbers.
     """
