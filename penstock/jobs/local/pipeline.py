@@ -223,7 +223,7 @@ def _columns(places: Places, name: str, section: Source | TableSection) -> pa.Sc
 
 
 def _with_readable_sources(graph: Graph, pipeline: Pipeline, places: Places) -> Graph:
-    """Return the graph, with kinds of sources for which the planner lets readers make fragments.
+    """Return the graph with its sources as kinds whose readers may make fragments of windows.
 
     The planner lets only Penstock's own readers make fragments of windows. In this engine, every source has
     such a reader.

@@ -84,20 +84,21 @@ def transactions(
     order : {"arrival", "any"}
         The order of transactions. With ``"arrival"``, results and tables are the same as in a serial run in
         the order of arrival. With ``"any"``, transactions over several buckets run after all other
-        transactions of their micro-batch, so fewer of them are forwarded. The results have two more columns,
-        ``batch`` and ``forwarded``. The transactions ran in the order of ``batch``, then ``forwarded``, then
-        arrival.
+        transactions of their micro-batch, so fewer transactions are forwarded. The results have two more
+        columns, ``batch`` and ``forwarded``. The transactions ran in the order of ``batch``, then
+        ``forwarded``, then arrival.
     keep : str or iterable of str
         Columns of `df` to add to the results.
     buckets : int, optional
         The number of buckets among which the rows of tables are divided. By default this is the number of
         shuffle partitions if each transaction accesses only one bucket, otherwise one. A transaction accesses
-        one bucket if all its keys have the same event attribute in the partitioning columns of their tables.
-        With more than one bucket, a transaction over several buckets is forwarded to a coordinator. For this,
-        the event must determine the transaction's buckets: the value of each partitioning column must be an
-        attribute of the event, an element of one of its lists, or a value of the procedure's route. Tables
-        without a partitioning column are replicated, and a transaction that writes a replicated table needs
-        all buckets. The number of buckets is fixed for the life of a checkpoint.
+        only one bucket if one attribute of the event is the value of the partitioning column in all keys that
+        the transaction uses. With more than one bucket, a transaction over several buckets is forwarded to a
+        coordinator. For this, the event must determine the transaction's buckets: the value of each
+        partitioning column must be an attribute of the event, an element of one of its lists, or a value of
+        the procedure's route. Tables without a partitioning column are replicated, and a transaction that
+        writes a replicated table needs all buckets. The number of buckets is fixed for the life of a
+        checkpoint.
     initial : mapping, optional
         The initial rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
         table. Initial rows are loaded once, with the first micro-batch of a checkpoint; restarts ignore them.
@@ -133,8 +134,8 @@ def transactions(
     ------
     InvalidUsageError
         If an argument is wrong; if the procedure does not compile for these columns; or if its transactions
-        access several buckets and the event does not determine which. A restart with a different program,
-        different tables or a different number of buckets fails the query.
+        access several buckets and the event does not determine these buckets. A restart with a different
+        program, different tables or a different number of buckets fails the query.
 
     Examples
     --------

@@ -29,7 +29,7 @@ def update_union(
     name: str = "update_union",
     **options: Unpack[UnionArguments],
 ) -> DataFrame:
-    """Merge several update streams into one stream, in order of time for each key; no input waits.
+    """Merge several update streams into one, in order of time for each key; no input waits for another.
 
     The newest available tuple of each key is delivered, from any input. A tuple that arrives after a
     delivered tuple of its key is *late* if it is older, and a *duplicate* if its time is equal; both are

@@ -132,7 +132,7 @@ def _same_rows(ours: pa.Table, theirs: pa.Table) -> bool:
 
 @dataclass(frozen=True)
 class LateStream:
-    """Writes the rows that an operator drops to a p-stream. The driver makes this object; workers use it.
+    """Writes the dropped rows of an operator to a p-stream. The driver makes this object; workers use it.
 
     The columns are the columns of the input, `REASON`, and `WATERMARK` if the operator has a watermark.
 

@@ -284,7 +284,8 @@ def _check_whole(checkpoint: str | None) -> None:
 def check_writer(writer: DataStreamWriter) -> None:
     """Check Penstock's operators in a query against its checkpoint, without starting it.
 
-    The driver calls this function before the first of several queries that belong together starts.
+    If several queries belong together, the driver calls this function for all of them before it starts the
+    first.
 
     Raises
     ------
