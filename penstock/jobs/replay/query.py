@@ -11,6 +11,7 @@ from penstock.checkpointing.files import absolute_location, open_files
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, redirect_late_rows
 from penstock.dataflow.checkpoint import directory_names, safe_name
+from penstock.dataflow.nodes import Node, topological
 from penstock.errors import InvalidUsageError
 from penstock.jobs.local.pipeline import Places, bind_graph, parallel_of
 from penstock.jobs.replay.recording import Checkpoint, Recording
@@ -108,7 +109,7 @@ def open_query(
         {name: directory.place("p-streams", safe) for name, safe in directory_names(root).items()},
         bound.paths,
         scratch,
-        _recorded_buckets(checkpoint, elsewhere) or parallel_of(pipeline),
+        _recorded_buckets(checkpoint, elsewhere, root) or parallel_of(pipeline),
         subscribes=False,
         answers=answers,
     )
@@ -134,12 +135,16 @@ def open_query(
     return ReplayedQuery(builder.inputs, operator, made.rows, schema, recording, answers)
 
 
-def _recorded_buckets(checkpoint: Checkpoint, state_location: str | None) -> int | None:
-    """Return the number of buckets of the recorded operator; None if the query has no state."""
+def _recorded_buckets(checkpoint: Checkpoint, state_location: str | None, root: Node) -> int | None:
+    """Return the number of buckets of the recorded operator of a plan; None if the query has no state.
+
+    The query may also have state of operators that an earlier pipeline had.
+    """
     states = checkpoint.state if state_location is None else open_files(state_location)
     query = states.child(checkpoint.query)
-    for facts in query.list():
-        described = read_description(query.child(facts.name)) if facts.is_directory else None
+    stored = {facts.name for facts in query.list() if facts.is_directory}
+    for name in {node.state_name: None for node in topological(root)}:
+        described = read_description(query.child(name)) if name in stored else None
         if described is not None and "buckets" in described:
             return int(described["buckets"])
     return None

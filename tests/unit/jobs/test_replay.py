@@ -17,7 +17,9 @@ from typer.testing import CliRunner, Result
 
 from penstock import _failpoints
 from penstock._clock import SimulatedClock
+from penstock.checkpointing.files import open_files
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.checkpointing.p_unit import PUnit, encode
 from penstock.cli import app
 from penstock.conf.pipeline import load_document
 from penstock.errors import InvalidUsageError
@@ -39,6 +41,8 @@ from penstock.spark_ext.sources.task_rows import TaskRows
 from penstock.spark_ext.worker.bucket_task import _background
 from penstock.spark_ext.worker.requests import AnswerWriter
 from penstock.state_store.clock_record import _name
+from penstock.state_store.descriptions import read_description
+from penstock.state_store.location import SPECIFICATION_FILE
 from tests.long_tests import long_but
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.int64()})
@@ -183,6 +187,14 @@ def test_a_replay_has_the_buckets_of_the_recording(tmp_path: Path) -> None:
     queue = {"key": "k", "time": "t", "policy": "fifo", "budget": 4}
     Run(tmp_path, queue=queue, query=query).go(range(2))
     run = Run(tmp_path, queue=queue, query={"checkpoint": query["checkpoint"]})
+    assert [one["differences"] for one in run.found()] == [[], []]
+    # An earlier pipeline had another operator, with other buckets.
+    (state,) = (tmp_path / "checkpoint" / "state").iterdir()
+    other = open_files(str(state / "earlier"))
+    described = read_description(open_files(str(state / "queue")))
+    assert described is not None
+    assert described["buckets"] == 3
+    other.publish(SPECIFICATION_FILE, encode(PUnit("operator", {**described, "buckets": 5})))
     assert [one["differences"] for one in run.found()] == [[], []]
 
 
