@@ -1,13 +1,14 @@
-"""Shorten errors of classic sessions: wrong options of ``market`` or ``pstream``, and a stop in a function.
+"""Shorten errors: wrong options of ``market`` or ``pstream``, and a stop in a function.
 
 Spark runs Python data sources in other processes, and copies the traceback of their errors into the text of
-its own error. So `shorten_errors` wraps PySpark's methods that load and save, once in each process. The error
-keeps its class.
+its own error. So `shorten_errors` wraps PySpark's methods that load and save, once in each process. Behind
+Spark Connect any request may be the first that needs the columns, so it wraps the method that makes errors.
+The error keeps its class.
 
-If a query is stopped while its function of ``foreachBatch`` calls the JVM, Spark searches the text of the
-function's error with a regular expression that uses stack space for each character. A text with a stack trace
-of Java overflows the stack of the query's thread. So the function's error is replaced by an error with a
-short text that Spark recognizes as a stop.
+If a query of a classic session is stopped while its function of ``foreachBatch`` calls the JVM, Spark
+searches the text of the function's error with a regular expression that uses stack space for each character.
+A text with a stack trace of Java overflows the stack of the query's thread. So the function's error is
+replaced by an error with a short text that Spark recognizes as a stop.
 """
 
 from __future__ import annotations
@@ -43,18 +44,22 @@ _MOST_CHARACTERS: Final = 300
 
 
 def shorten_errors(spark: SparkSession) -> None:
-    """Leave tracebacks out of Penstock's errors in loads and saves of all classic sessions, from now on.
-
-    Sessions of Spark Connect load lazily, so this function does nothing for them.
-    """
+    """Shorten the errors of all sessions of this kind (classic or Connect) from now on."""
     if is_connect(spark):
+        _wrap(type(spark.client), "_handle_error", _shorten)
         return
     for owner, name in _METHODS:
-        method = getattr(owner, name)
-        if not hasattr(method, _IS_SHORT):
-            setattr(owner, name, _shorten(method))
-    if not hasattr(DataStreamWriter.foreachBatch, _IS_SHORT):
-        DataStreamWriter.foreachBatch = _shorten_stops(DataStreamWriter.foreachBatch)  # type: ignore[method-assign]
+        _wrap(owner, name, _shorten)
+    _wrap(DataStreamWriter, "foreachBatch", _shorten_stops)
+
+
+def _wrap(owner: type[Any], name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a method, once in each process."""
+    method = getattr(owner, name)
+    if not hasattr(method, _IS_SHORT):
+        wrapped = wrap(method)
+        setattr(wrapped, _IS_SHORT, True)
+        setattr(owner, name, wrapped)
 
 
 def _shorten(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,13 +68,15 @@ def _shorten(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(*arguments, **options)
         except AnalysisException as error:
-            if not is_ours(error) or not hasattr(error, "_desc"):
+            # The attributes of the text in a classic session and behind Spark Connect.
+            text = next((name for name in ("_desc", "_message") if hasattr(error, name)), None)
+            if not is_ours(error) or text is None:
                 raise
             kind = kind_of(Exception(str(error)))
-            error._desc = f"{_CONDITION} {kind.__module__}.{kind.__name__}: {root_cause(error)}"
+            setattr(error, text, f"{_CONDITION} {kind.__module__}.{kind.__name__}: {root_cause(error)}")
+            vars(error)["_display_stacktrace"] = False  # Spark Connect appends the server's stack
             raise error.with_traceback(None) from None
 
-    setattr(call, _IS_SHORT, True)
     return call
 
 
@@ -91,5 +98,4 @@ def _shorten_stops(method: Callable[..., Any]) -> Callable[..., Any]:
 
         return method(writer, call)
 
-    setattr(set_function, _IS_SHORT, True)
     return set_function

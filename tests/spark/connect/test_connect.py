@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
@@ -78,6 +81,28 @@ def test_a_queue_with_a_budget_is_drained_and_read(remote: SparkSession, tmp_pat
     assert sorted((row.k, row.waiting) for row in state.collect()) == [
         ("a", False), ("b", False), ("c", False),
     ]  # fmt: skip
+
+
+_WRONG: dict[str, Callable[[SparkSession, str], object]] = {
+    "no option 'rowpersecond'. Hint: did you mean 'rowsPerSecond'?": lambda spark, place: (
+        spark.readStream.format("market").option("rowPerSecond", 5).load().columns
+    ),
+    "there is no p-stream at this location": lambda spark, place: (
+        spark.read.format("pstream").load(place).collect()
+    ),
+    "did you mean 'unitRows'?": lambda spark, place: (
+        spark.range(1).write.format("pstream").mode("append").option("unitRow", 1).save(place)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", _WRONG)
+def test_a_wrong_option_is_one_line(remote: SparkSession, tmp_path: Path, message: str) -> None:
+    with pytest.raises(AnalysisException, match=re.escape(message)) as caught:
+        _WRONG[message](remote, str(tmp_path / "place"))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert len(str(caught.value).splitlines()) == 1
+    assert shown.count("Traceback") == 1
 
 
 def test_a_restart_with_another_policy_is_refused(remote: SparkSession, tmp_path: Path) -> None:
