@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -79,6 +79,7 @@ __all__ = [
     "set_trigger_interval",
     "share",
     "uses_local_files",
+    "weak_function",
     "writer_class",
 ]
 
@@ -305,6 +306,14 @@ def _p_stream_options_of_client(df: DataFrame) -> dict[str, str] | None:
             return None
         plan = plan._child
     return _options_of_client(plan) if _is_p_stream(plan) else None
+
+
+def weak_function(results: DataFrame) -> Callable[[None], bool]:
+    """Return a function that, called with None, tells whether no plan has an operator's function any more."""
+    jvm: Any = results.sparkSession._jvm
+    function = results._jdf.queryExecution().analyzed().functionExpr().func()
+    refers_to: Callable[[None], bool] = jvm.java.lang.ref.WeakReference(function).refersTo
+    return refers_to
 
 
 # -------------------------------------------------------------------------------- tasks and workers

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from inspect import signature
 from itertools import count
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pyspark
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -35,6 +36,7 @@ from penstock.spark_ext.border.connection import (
     is_local,
     plan_of_writer,
     session_of_writer,
+    weak_function,
     writer_class,
 )
 from penstock.spark_ext.foreach_batch import note_function, tell_batches
@@ -42,7 +44,15 @@ from penstock.spark_ext.pacing import follow
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
 from penstock.state_store.descriptions import missing_state_notes
 
-__all__ = ["check_starts", "check_writer", "plan_task", "start_again", "was_available_now"]
+__all__ = [
+    "check_starts",
+    "check_writer",
+    "drop_unused",
+    "forget_with_plan",
+    "plan_task",
+    "start_again",
+    "was_available_now",
+]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -68,6 +78,10 @@ class _Planned(NamedTuple):
 
 _planned: dict[str, _Planned] = {}
 """The operators that this driver has planned, by the name that each has in Spark's plans."""
+_are_unused: dict[str, Callable[[], bool]] = {}
+"""Functions that tell whether no plan has the operator any more, by the operator's name."""
+_DROPS_AT = 64
+"""If a multiple of this number of operators is known, those without a plan are dropped."""
 _numbers = count(1)
 _checked: set[type[Any]] = set()
 """The classes of writers whose starts are checked."""
@@ -86,6 +100,42 @@ def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "", *, wa
     name = "_".join(part for part in (task.name, route, str(next(_numbers))) if part)
     _planned[name] = _Planned(task, waits)
     return name
+
+
+def forget_with_plan(name: str, function: object, results: DataFrame) -> None:
+    """Forget an operator some time after its last plan, which may be a plan of a running query.
+
+    Parameters
+    ----------
+    name : str
+        The operator's name from `plan_task`.
+    function : object
+        The operator's function.
+    results : DataFrame
+        The direct results of the function.
+    """
+    if is_connect(results.sparkSession):
+        held = weakref.ref(function)
+        _are_unused[name] = lambda: held() is None
+    else:
+        _are_unused[name] = functools.partial(weak_function(results), None)
+    if len(_are_unused) % _DROPS_AT == 0:
+        drop_unused()
+
+
+def drop_unused() -> None:
+    """Forget the operators that no plan has any more."""
+    for name, is_unused in list(_are_unused.items()):  # other threads may plan operators
+        if _is_unused(is_unused):
+            _are_unused.pop(name, None)
+            _planned.pop(name, None)
+
+
+def _is_unused(is_unused: Callable[[], bool]) -> bool:
+    try:
+        return is_unused()
+    except Exception:  # its JVM has ended, which Py4J reports by errors of several types
+        return True
 
 
 def check_starts(spark: SparkSession) -> None:
@@ -305,7 +355,7 @@ def check_writer(writer: DataStreamWriter) -> None:
 def _operators_of(writer: DataStreamWriter) -> dict[str, _Planned]:
     """Return Penstock's operators in a query, by their names in Spark's plans."""
     plan = plan_of_writer(writer)
-    return {name: operator for name, operator in _planned.items() if f" {name}(" in plan}
+    return {name: operator for name, operator in list(_planned.items()) if f" {name}(" in plan}
 
 
 def _log_notes(

@@ -36,7 +36,7 @@ from penstock.spark_ext.pacing import Interval, Intervals, pace_of
 from penstock.spark_ext.sources.wake import add_wake
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.worker.python_workers import prepare_workers
-from penstock.spark_ext.worker.restart import plan_task
+from penstock.spark_ext.worker.restart import forget_with_plan, plan_task
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 
 if TYPE_CHECKING:
@@ -185,9 +185,9 @@ class Stateful:
         )
         schema = _RESULT_SCHEMA if coordinator is None else _TARGETED_SCHEMA
         with own_workers_of(parcels.sparkSession, enabled=own_workers):
-            results = parcels.groupBy("bucket").applyInPandasWithState(
-                function, schema, _POINTER_SCHEMA, "append", timeout
-            )
+            grouped = parcels.groupBy("bucket")
+            results = grouped.applyInPandasWithState(function, schema, _POINTER_SCHEMA, "append", timeout)
+            forget_with_plan(planned, function, results)
         if self.declared:
             results = results.to(schema)
         if coordinator is not None:

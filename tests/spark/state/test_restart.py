@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pyarrow as pa
@@ -19,12 +21,14 @@ import penstock
 from penstock._clock import pause
 from penstock.checkpointing.files import LocalFiles
 from penstock.errors import InvalidUsageError
+from penstock.spark_ext.border.connection import is_connect
+from penstock.spark_ext.worker import restart
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from penstock.state_store.tables.scratch import PREFIX
 from tests.long_tests import long_but
 from tests.oracles.naive import Update
 from tests.spark.model import LONGS, Model, random_batches, updates_table
-from tests.spark.queries import Place, failure, fresh_workers, quotes, settings, wait
+from tests.spark.queries import PATIENCE_S, Place, failure, fresh_workers, quotes, settings, wait
 
 pytestmark = pytest.mark.spark
 
@@ -123,6 +127,27 @@ def test_a_batch_that_the_sink_has_serves_the_same_keys_when_it_runs_again(
     with fresh_workers(spark):
         run()
     assert sorted(key for served in sink.values() for key in served) == sorted(keys)
+
+
+def test_an_operator_is_known_as_long_as_a_plan_has_it(spark: SparkSession, tmp_path: Path) -> None:
+    def known() -> set[str]:
+        return {one.task.name for name, one in restart._planned.items() if name not in before}
+
+    before = set(restart._planned)
+    place = Place(tmp_path)
+    kept = place.queue(spark, name="kept").select("k", "v")
+    for number in range(5):
+        place.queue(spark, name=f"gone-{number}")
+    end = monotonic() + PATIENCE_S
+    while any(name.startswith("gone") for name in known()) and monotonic() < end:
+        gc.collect()
+        if not is_connect(spark):
+            jvm: Any = spark._jvm
+            jvm.System.gc()
+        restart.drop_unused()
+    assert known() == {"kept"}
+    with pytest.raises(InvalidUsageError, match="only the output mode append"):
+        kept.writeStream.format("noop").outputMode("update").start()
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
