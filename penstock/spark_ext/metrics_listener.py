@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from penstock.monitoring.batch import OperatorBatch
 from penstock.spark_ext.api.metrics import operator_batches
 
 __all__ = ["BatchListener", "MetricsListener", "append_to_file"]
+
+_LOGGER = logging.getLogger(__name__)
 
 Receiver = Callable[[list[OperatorBatch]], object]
 
@@ -58,8 +61,12 @@ class BatchListener(StreamingQueryListener):
         if self._query is not None and not f"{event.progress.name}.".startswith(f"{self._query}."):
             return
         batches = operator_batches(event.progress)
-        if batches:
+        if not batches:
+            return
+        try:
             self._receive(batches)
+        except Exception:  # what users' code raises; Spark would not show it
+            _LOGGER.warning("a listener could not take metrics", exc_info=True)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Do nothing for a query without data."""
@@ -86,7 +93,7 @@ class MetricsListener(BatchListener):
     """A listener of Spark that calls a function with the metrics of each micro-batch.
 
     Add it with ``spark.streams.addListener``. Spark calls listeners in a separate thread, some time after a
-    micro-batch has ended; errors of the function are logged by Spark and do not reach the query.
+    micro-batch has ended. An error of the function is logged as a warning, and does not reach the query.
 
     Parameters
     ----------

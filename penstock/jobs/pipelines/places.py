@@ -33,6 +33,7 @@ __all__ = [
     "read_places",
     "sources_of",
     "written_places",
+    "wrong_with",
 ]
 
 _ELSEWHERE: Final = ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR")
@@ -60,7 +61,7 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
     for path, location, directory in written_places(pipeline):
         if location is None or "://" in location:
             continue
-        wrong = _wrong_with(Path(location), directory=directory)
+        wrong = wrong_with(Path(location), directory=directory)
         if wrong is not None:
             problems.append(describe(document.place(path), path, wrong))
     if not problems and (location := _results_of_another_checkpoint(pipeline)) is not None:
@@ -283,7 +284,7 @@ def _is_on_cluster() -> bool:
     return any(name in os.environ for name in _ELSEWHERE)
 
 
-def _wrong_with(path: Path, *, directory: bool) -> str | None:
+def wrong_with(path: Path, *, directory: bool) -> str | None:
     """Return why a file or directory cannot be written; None if it can."""
     try:
         if path.exists() and path.is_dir() != directory:

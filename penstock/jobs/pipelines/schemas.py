@@ -132,10 +132,12 @@ def read_sample(path: Path) -> pa.Table:
         ".feather": pyarrow.feather.read_table,
         ".txt": lambda file: pa.table({"value": file.read_text().splitlines()}),
     }
-    reader = readers.get(path.suffix)
+    reader = readers.get(path.suffix.lower())
     if reader is None:
         raise InvalidUsageError("the sample has an unknown format", file=path, known=", ".join(readers))
     try:
         return reader(path)
+    except FileNotFoundError:
+        raise InvalidUsageError("there is no such file", file=path) from None
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise InvalidUsageError(f"the sample cannot be read: {error}", file=path) from None

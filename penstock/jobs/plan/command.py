@@ -15,7 +15,11 @@ __all__ = ["plan"]
 def plan(
     sample: Annotated[
         str,
-        typer.Argument(metavar="SAMPLE", help="A p-stream, or a file: .parquet or .csv.", show_default=False),
+        typer.Argument(
+            metavar="SAMPLE",
+            help="A p-stream, or a file: Parquet, CSV, JSON lines or Arrow.",
+            show_default=False,
+        ),
     ],
     key: Annotated[str, typer.Option(help="The update key: a column, or several with commas.")] = "key",
     time: Annotated[str, typer.Option(help="The column that orders the updates of a key.")] = "time",
@@ -81,8 +85,8 @@ def plan(
             metrics=metrics,
             freshness=freshness,
             budget=budget,
-            loads=tuple(parse_numbers(load, "load")),
-            cores=tuple(int(count) for count in parse_numbers(cores, "cores")),
+            loads=parse_numbers(load, "load", float),
+            cores=parse_numbers(cores, "cores", int),
             policies=tuple(parse_choice("policy", name, Policy) for name in names),
             max_rows=rows,
             span=span,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -21,6 +19,8 @@ from yaml import YAMLError, safe_load
 from penstock._extras import need_extra
 from penstock.checkpointing.p_stream.reader import PStreamReader
 from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.places import wrong_with
+from penstock.jobs.pipelines.schemas import read_sample
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget
@@ -30,8 +30,9 @@ from penstock.operators.update_stream.options import budget_of
 from penstock.sql.expression import did_you_mean
 from penstock.units import parse_duration_us
 
-__all__ = ["PlanRequest", "best_of", "measured_engine", "read_sample", "run_plan"]
+__all__ = ["PlanRequest", "best_of", "measured_engine", "read_rows", "run_plan"]
 
+_Number = TypeVar("_Number", int, float)
 _LEAST_SPAN_US: Final = 1_000_000
 _CONTRACT_HINT: Final = "write --freshness 'p95: 2 s'"
 _WITHOUT_FIXED: Final = "staleness leaves out the fixed time of a micro-batch, so it can be less than batch"
@@ -140,8 +141,9 @@ def measured_engine(path: Path, sink_us: float = 0.0) -> Engine:
     except InvalidUsageError:
         raise
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        reason = {"reason": error.strerror} if isinstance(error, OSError) else {}
         raise InvalidUsageError(
-            "cannot read costs from the metrics of a test run", file=str(path), reason=type(error).__name__,
+            "cannot read costs from the metrics of a test run", file=str(path), **reason,
             hint="name the file of query.metrics of a run with several micro-batches",
         ) from error  # fmt: skip
     return Engine(sum(fixed_us) // len(fixed_us), cost_us, sink_us, tuple(fixed_us))
@@ -185,26 +187,19 @@ def _drop_first_of_each_start(entries: list[dict[str, Any]]) -> list[dict[str, A
     return kept
 
 
-def read_sample(path: str, max_rows: int) -> pa.Table:
-    """Return the first rows of a p-stream, or of a Parquet or CSV file.
+def read_rows(path: str, max_rows: int) -> pa.Table:
+    """Return the first rows of a p-stream or of a file.
 
     Raises
     ------
     InvalidUsageError
-        If there is no such file, or the file has a different format.
+        If there is nothing at the path, or the file has an unknown format.
     CorruptDataError, UnavailableError
         If a p-stream is damaged, or its file system refuses.
     """
-    suffix = Path(path).suffix.lower()
-    try:
-        if suffix == ".parquet":
-            return pq.read_table(path).slice(0, max_rows)
-        if suffix == ".csv":
-            return pa.csv.read_csv(path).slice(0, max_rows)
-    except FileNotFoundError:
-        raise InvalidUsageError("there is no such file", file=path) from None
-    except (OSError, pa.ArrowException) as error:
-        raise InvalidUsageError("cannot read the sample", file=path, reason=str(error)) from error
+    file = Path(path)
+    if file.is_file() or (file.suffix and "://" not in path and not file.exists()):
+        return read_sample(file).slice(0, max_rows)
     return PStreamReader(path).read(max_rows)
 
 
@@ -218,11 +213,14 @@ def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | N
     """
     if svg is not None:
         need_extra("plot", "a plot")
+    for file in (out, svg):
+        if file is not None and (wrong := wrong_with(file, directory=False)) is not None:
+            raise InvalidUsageError(wrong)
     if min(request.loads, default=0) <= 0 or min(request.cores, default=0) < 1:
         raise InvalidUsageError("loads and cores are not positive", loads=request.loads, cores=request.cores)
     if parse_duration_us(request.span) < _LEAST_SPAN_US:
         raise InvalidUsageError("too short a time to simulate", span=request.span, hint="give at least 1 s")
-    rows = read_sample(path, request.max_rows)
+    rows = read_rows(path, request.max_rows)
     arrival = [] if request.arrival is None else [request.arrival]
     for option, names in (("--key", request.key), ("--time", [request.time]), ("--arrival", arrival)):
         for name in names:
@@ -273,13 +271,17 @@ def _advise(found: Sequence[Forecast], limits: Budget | FreshnessContract) -> li
         best = best_of(found, load)
         cores = "1 core" if best.cores == 1 else f"{best.cores} cores"
         p95 = best.staleness.percentile_ms(0.95)
+        here = [one.staleness for one in found if (one.load, one.cores) == (load, best.cores)]
+        is_same = len(here) > 1 and len({one.percentile_ms(0.95) for one in here}) == 1
+        policy = "each policy" if is_same else best.policy
         if not isinstance(limits, FreshnessContract):
-            lines.append(f"Load {load:g}: least stale with {best.policy} on {cores}, p95 {p95:,.0f} ms.")
+            lines.append(f"Load {load:g}: least stale with {policy} on {cores}, p95 {p95:,.0f} ms.")
         elif all(best.kept.values()):
-            lines.append(f"Load {load:g}: the promise holds with {best.policy} on {cores}.")
+            lines.append(f"Load {load:g}: the promise holds with {policy} on {cores}.")
         else:
             broken = ", ".join(name for name, kept in best.kept.items() if not kept)
-            lines.append(f"Load {load:g}: the promise holds on none of these cores; broken for {broken}.")
+            classes = f"; broken for {broken}" if len(best.kept) > 1 else ""
+            lines.append(f"Load {load:g}: the promise holds on none of these cores{classes}.")
     return lines
 
 
@@ -331,17 +333,18 @@ def _plot(found: Sequence[Forecast], limits: Budget | FreshnessContract, path: P
     plt.close(figure)
 
 
-def parse_numbers(text: str, option: str) -> list[Any]:
-    """Return numbers separated by commas.
+def parse_numbers(text: str, option: str, of: Callable[[str], _Number]) -> tuple[_Number, ...]:
+    """Return numbers separated by commas, each parsed by `of`: ``int`` or ``float``.
 
     Raises
     ------
     InvalidUsageError
-        If an entry is not a number.
+        If an entry is not such a number.
     """
+    kind = "whole numbers" if of is int else "numbers"
     try:
-        return [float(part) for part in text.split(",")]
+        return tuple(of(part) for part in text.split(","))
     except ValueError:
         raise InvalidUsageError(
-            "not a list of numbers", option=option, got=text, hint="write 1,3,10"
+            f"not a list of {kind}", option=option, got=text, hint="write 1,3,10"
         ) from None

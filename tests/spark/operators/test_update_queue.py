@@ -338,7 +338,9 @@ def test_metrics_conserve_rows_and_say_how_state_was_found(spark: SparkSession, 
     assert max(entry["keys"] for entry in entries) == len(newest_of(batches))
 
 
-def test_metrics_reach_a_file_a_function_and_prometheus(spark: SparkSession, tmp_path: Path) -> None:
+def test_metrics_reach_a_file_a_function_and_prometheus(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     place = Place(tmp_path)
     place.input.add(quotes([("a", 1, 1.0)]), quotes([("a", 2, 2.0)]))
     path = tmp_path / "new" / "metrics.jsonl"
@@ -348,7 +350,9 @@ def test_metrics_reach_a_file_a_function_and_prometheus(spark: SparkSession, tmp
         penstock.register(spark, metrics_file=str(path), prometheus=port)
     received: list[dict[str, Any]] = []
     listener = penstock.MetricsListener(received.extend)
-    spark.streams.addListener(listener)
+    broken = penstock.MetricsListener(lambda entries: entries[0]["no such metric"])
+    for one in (broken, listener):
+        spark.streams.addListener(one)
     query = place.run(queue(place, place.input.frame(spark)))
 
     def lines() -> list[dict[str, Any]]:
@@ -361,8 +365,11 @@ def test_metrics_reach_a_file_a_function_and_prometheus(spark: SparkSession, tmp
         wait(other, lambda: len(lines()) >= 2 and len(received) >= 2)
     finally:
         other.stop()
-        spark.streams.removeListener(listener)
+        for one in (broken, listener):
+            spark.streams.removeListener(one)
     assert lines() == received == penstock.metrics(query)
+    assert "a listener could not take metrics" in caplog.text
+    assert "KeyError: 'no such metric'" in caplog.text
     assert received[0]["spark_ms"]["triggerExecution"] == received[0]["batch_ms"]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         offered = answer.read().decode()

@@ -218,7 +218,7 @@ def test_a_sample_is_read_by_its_name() -> None:
     assert read_sample(Path("s.txt")).to_pydict() == {"value": ["a", "b"]}
     for name, says in (
         ("s.xls", "unknown format"),
-        ("no.csv", "cannot be read"),
+        ("no.csv", "no such file"),
         ("s.csv", "cannot be read"),
     ):
         if name == "s.csv":

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from penstock.checkpointing.p_stream.writer import PStreamWriter
 from penstock.cli import app
 from penstock.errors import InvalidUsageError
-from penstock.jobs.plan.run import PlanRequest, best_of, measured_engine, read_sample, run_plan
+from penstock.jobs.plan.run import PlanRequest, best_of, measured_engine, read_rows, run_plan
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
@@ -109,7 +109,7 @@ def test_a_sample_is_a_p_stream_or_a_file(tmp_path: Path, kind: str) -> None:
         pyarrow.csv.write_csv(rows, place)
     else:
         pq.write_table(rows, place)
-    read = read_sample(place, 300)
+    read = read_rows(place, 300)
     assert read.num_rows == 300
     assert Sample.of(read, ["key"], "time").rate == pytest.approx(RATE, rel=0.01)
 
@@ -223,6 +223,9 @@ def test_a_time_too_short_for_micro_batches_is_refused_before_the_sample_is_read
     ("arguments", "message"),
     [
         (["nofile.csv"], "there is no such file: file=nofile.csv."),
+        (["rows.xls"], "the sample has an unknown format: file=rows.xls known=.parquet, .csv, .json"),
+        (["rows.parquet", "--cores", "1.5"], "not a list of whole numbers: option=cores got=1.5."),
+        (["rows.parquet", "--out", "rows.parquet/x.svg"], "rows.parquet is no directory"),
         (
             ["rows.parquet", "--freshness", "p95 2 s"],
             "the contract has no percentile with a colon: option=--freshness got=p95 2 s. "
