@@ -111,6 +111,8 @@ class LocalQuery:
         if operator is not None:
             operator.pointers = log.pointers(operator.buckets)
         self._ends = self._offsets(log.committed)
+        if log.planned > log.committed:
+            self._offsets(log.planned)  # an error at the start, not in the micro-batch
         self._stops = False
 
     def _offsets(self, batch: int) -> list[Offset | None]:
@@ -123,7 +125,8 @@ class LocalQuery:
                 query=self.name,
                 was=len(offsets),
                 now=len(self._inputs),
-                hint="restore the earlier pipeline, or start with a new checkpoint",
+                hint="restore the earlier pipeline (a budget counts as a source), or start with a new "
+                "checkpoint",
             )
         return offsets
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from penstock._clock import Clock, now_us
-from penstock.checkpointing.files import Files, absolute_location, open_files
+from penstock.checkpointing.files import absolute_location, open_files
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import EARLIEST, PStream
 from penstock.dataflow import Graph, Persist, PhysicalPlan, Statistics
@@ -33,7 +33,7 @@ from penstock.local_engine.query import LocalBatch, LocalQuery
 from penstock.local_engine.query_log import QueryLog
 from penstock.spark_ext.border.types import stored_schema
 from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE, missing_state_error
-from penstock.state_store.descriptions import missing_state_notes, read_description
+from penstock.state_store.descriptions import missing_state_notes
 
 __all__ = ["RESULTS", "LocalGraph", "OpenOutput", "start_local"]
 
@@ -231,6 +231,7 @@ class _Queries:
             self.writers[location] = name
         output = sink(node_rows.schema, checkpoint)
         operator = self.builder.operator
+        is_known = operator is not None and operator.task.check_known(log.id)
         if operator is not None and log.committed < 0:  # later, a bucket without state is an error
             place = operator.task.state_location
             for note in missing_state_notes(operator.name, place, log.id, has_commits=False):
@@ -238,16 +239,11 @@ class _Queries:
         query = LocalQuery(
             name, log, self.builder.inputs, self.builder.operator, node_rows.rows, output, self.clock
         )
-        if operator is not None and operator.pointers:
-            _check_described(open_files(operator.task.state_location).child(log.id).child(operator.name))
+        if operator is not None and operator.pointers and not is_known:
+            state = open_files(operator.task.state_location).child(log.id).child(operator.name)
+            raise missing_state_error(state.path_of(SPECIFICATION_FILE))
         self.queries.append(query)
         return node_rows.schema
-
-
-def _check_described(state: Files) -> None:
-    """Raise an error at the start, rather than in a micro-batch, if an operator's whole state is gone."""
-    if read_description(state) is None:
-        raise missing_state_error(state.path_of(SPECIFICATION_FILE))
 
 
 def _into(location: str) -> OpenOutput:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from penstock.checkpointing.graph.directory import GraphDirectory
     from penstock.conf.document import Document, FieldPath
     from penstock.conf.pipeline import Pipeline, Source, TableSection
-    from penstock.dataflow import Graph
+    from penstock.dataflow import Graph, PhysicalPlan
+    from penstock.dataflow.nodes import Node
     from penstock.errors import InvalidUsageError
     from penstock.jobs.checks.names import Columns, Use
 
@@ -168,7 +169,8 @@ def check_checkpoint(
     Raises
     ------
     PipelineError
-        If the checkpoint was made with a different key, policy, number of buckets or graph.
+        If the checkpoint was made with a different key, policy, number of buckets or graph, or if it has
+        a budget and the pipeline has none, or the reverse.
     """
     from penstock.conf.document import PipelineError, describe
     from penstock.errors import InvalidUsageError
@@ -191,7 +193,7 @@ def check_checkpoint(
                 _fixed_parts(lines, columns=known) for lines in (shape(plan), old["shape"])
             )
             check_same_shape(new_parts, old_parts, directory)
-        _check_buckets(pipeline, directory)
+        _check_settings(pipeline, plan, directory)
     except InvalidUsageError as error:
         path: FieldPath = ("query", "checkpoint")
         if (name := error.context.get("operator")) in sources:
@@ -225,33 +227,45 @@ def _fixed_parts(lines: list[str], *, columns: bool) -> list[str]:
     return entries
 
 
-def _check_buckets(pipeline: Pipeline, directory: GraphDirectory) -> None:
-    """If the operator's section has a number of buckets, check that the state has the same number.
+def _check_settings(pipeline: Pipeline, plan: PhysicalPlan, directory: GraphDirectory) -> None:
+    """Check that the state of each operator has the pipeline's number of buckets, and a budget if it has one.
 
     Raises
     ------
     InvalidUsageError
-        If the numbers differ.
+        If they differ.
     """
     from penstock.checkpointing.files import open_files
-    from penstock.errors import InvalidUsageError
-    from penstock.state_store.descriptions import read_description
+    from penstock.dataflow.nodes import topological
+    from penstock.state_store.descriptions import changed_setting_error, read_description
 
-    query = directory.progress("results").id
-    state = open_files(pipeline.query.state_location or directory.place("state"))
-    operators = () if query is None else state.child(query).list()
-    for operator in (facts.name for facts in operators if facts.is_directory):
-        # If the section has no number, the run chooses a number that this check cannot know.
-        wanted = getattr(getattr(pipeline, operator, None), "buckets", None)
-        known = read_description(state.child(str(query)).child(operator)) or {}
-        if wanted is not None and wanted != known.get("buckets", wanted):
-            raise InvalidUsageError(
-                "the checkpoint was made with another number of buckets",
-                operator=operator,
-                was=known["buckets"],
-                now=wanted,
-                hint="set it back, or start with a new checkpoint",
-            )
+    place = open_files(pipeline.query.state_location or directory.place("state"))
+    nodes = {node.state_name: node for node in topological(plan.logical)}
+    for query in directory.files.child("queries").list():
+        state = place.child(directory.progress(query.name).id or query.name)
+        for operator in (facts.name for facts in state.list() if facts.is_directory):
+            # If the section has no number, the run chooses a number that this check cannot know.
+            buckets = getattr(getattr(pipeline, operator, None), "buckets", None)
+            wanted = {"buckets": buckets, "budget": _budget_setting(nodes.get(operator))}
+            files = state.child(operator)
+            known = read_description(files) or {}
+            for name, now in wanted.items():
+                if now is not None and now != known.get(name, now):
+                    raise changed_setting_error(
+                        name, known[name], now, operator=operator, file=files.location
+                    )
+
+
+def _budget_setting(node: Node | None) -> str | None:
+    """Return whether a queue or windows have a budget, as checkpoints store it; None for other operators."""
+    from penstock.operators.update_stream.operator_options import QueueOptions, WindowOptions
+
+    # The state of windows is under the name of their aggregates.
+    for one in () if node is None else (node, *node.inputs):
+        options = getattr(one, "options", None)
+        if isinstance(options, QueueOptions | WindowOptions):
+            return options.limits.setting
+    return None
 
 
 def _has_users_code(pipeline: Pipeline) -> bool:

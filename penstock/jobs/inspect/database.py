@@ -17,8 +17,8 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.hidden_tables import HIDDEN_TABLES
 from penstock.procedures.in_process.command_log import ANY_PROGRAM
 from penstock.procedures.schema import TableSpec
-from penstock.spark_ext.worker.bucket_task import specification_in
 from penstock.state_store.bucket_store import BucketStore
+from penstock.state_store.descriptions import read_description
 from penstock.state_store.location import SPECIFICATION_FILE, Operator
 from penstock.state_store.survey import BucketSurvey
 
@@ -115,7 +115,7 @@ def _databases(surveys: Iterable[tuple[Operator, list[BucketSurvey]]]) -> Iterat
         if operator.files is None:
             continue
         try:
-            specification = specification_in(operator.files) or {}
+            specification = read_description(operator.files) or {}
         except CorruptDataError:
             continue  # the survey reports damage of the operator itself
         if "tables" not in specification:

@@ -39,7 +39,7 @@ def _table(title: str, *columns: str, numbers: int) -> Table:
 
 
 def _queries(facts: GraphFacts) -> Table:
-    table = _table("queries", "query", "writes", "planned", "committed", numbers=2)
+    table = _table("queries", "query", "writes", "last planned batch", "last committed batch", numbers=2)
     for query in facts.queries:
         cells = [query.name, query.writes or "the sink", _batch(query.planned), _batch(query.committed)]
         table.add_row(*map(Text, cells))

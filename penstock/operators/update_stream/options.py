@@ -58,6 +58,14 @@ class Budget:
             if value is not None and value < 0:
                 raise InvalidUsageError("the budget is negative", **{name: value})
 
+    @property
+    def setting(self) -> str:
+        """``some`` or ``none``, which is fixed for the life of a checkpoint.
+
+        A budget needs timeouts, with which Spark's own state has a different schema.
+        """
+        return "none" if self == Budget() else "some"
+
 
 def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
     """Convert a user's `budget` to limits.

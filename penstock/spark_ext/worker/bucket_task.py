@@ -45,7 +45,6 @@ __all__ = [
     "Parcel",
     "TaskShare",
     "missing_state_error",
-    "specification_in",
 ]
 
 _LOGGER = logging.getLogger(__name__)
@@ -79,11 +78,6 @@ def _release(store: BucketStore, held: Handle) -> None:
         _RELEASES.run()
     except PenstockError as error:
         _LOGGER.warning("garbage stays [location=%s error=%s]", store.files.location, error)
-
-
-def specification_in(files: Files) -> Mapping[str, Any] | None:
-    """Return the specification of an operator's stored state; None if there is no state."""
-    return read_description(files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +268,7 @@ class BucketTask(Generic[S]):
                 self.buckets,
                 batch_id,
                 self.parallel,
-                lambda: specification_in(files) or {},
+                lambda: read_description(files) or {},
                 query_id,
                 tuple
                 if run_id is not None and _SERVED.get(store.files.location) == run_id
@@ -336,22 +330,30 @@ class BucketTask(Generic[S]):
         if mark in _CHECKED:
             return
         path = files.path_of(SPECIFICATION_FILE)
-        theirs = specification_in(files)
+        theirs = read_description(files)
         if theirs is None and pointer is None:
             # If another task wrote first, compare with its file.
             with contextlib.suppress(ConflictError):
                 described = self.specification() | dict(self.origin)
                 described |= {QUERY_NAME: query_name} if query_name else {}
                 files.publish(SPECIFICATION_FILE, encode(PUnit("operator", described)))
-            theirs = specification_in(files)
+            theirs = read_description(files)
         if theirs is None:
             raise missing_state_error(path)
         if added := self.check_same(theirs, path):
             add_columns(files, {name: self.specification()[name] for name in added})
-            self.check_same(specification_in(files) or {}, path)
+            self.check_same(read_description(files) or {}, path)
         # Cached states of an earlier start may lack columns.
         _CACHE.forget(files.location)
         _CHECKED.add(mark)
+
+    def check_known(self, query_id: str) -> bool:
+        """Check these settings, as `check_same` does, against a query; return whether the query has state."""
+        files = open_files(self.state_location).child(query_id).child(self.name)
+        theirs = read_description(files)
+        if theirs is not None:
+            self.check_same(theirs, files.location)
+        return theirs is not None
 
     def check_same(self, theirs: Mapping[str, Any], path: str) -> list[str]:
         """Check that a checkpoint was made with the same settings; return the settings with added columns.

@@ -83,8 +83,7 @@ class QueueOperator:
             # column's name is a number.
             "weight": self.stream.weight if self.weights is None else 1,
             "semantics": None if semantics == Semantics.UPDATE else str(semantics),
-            # A budget needs timeouts, with which Spark's own state has a different schema.
-            "budget": "some" if self.options.limits != Budget() else "none",
+            "budget": self.options.limits.setting,
             "on_silent": self.options.on_silent,
             # With a time to live, a key's record remembers that the key is deleted.
             "remembers_deletes": True if self.stream.deleted else None,

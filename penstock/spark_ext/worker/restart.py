@@ -41,7 +41,7 @@ from penstock.spark_ext.border.connection import (
 )
 from penstock.spark_ext.foreach_batch import note_function, tell_batches
 from penstock.spark_ext.pacing import follow
-from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
+from penstock.spark_ext.worker.bucket_task import BucketTask
 from penstock.state_store.descriptions import missing_state_notes
 
 __all__ = [
@@ -349,7 +349,7 @@ def check_writer(writer: DataStreamWriter) -> None:
     own = _id_in(_checkpoint_of(writer, vars(writer).get(_SETTINGS, {})))
     if own is not None:
         for operator in _operators_of(writer).values():
-            _check_known(operator.task, own)
+            operator.task.check_known(own)
 
 
 def _operators_of(writer: DataStreamWriter) -> dict[str, _Planned]:
@@ -378,16 +378,6 @@ def _log_notes(
 
 def _notes_of(task: BucketTask[Any], own: str | None, *, has_commits: bool) -> Iterator[str]:
     """Check one operator against the query with the id `own`; yield notes if the query has no state of it."""
-    if own is not None and _check_known(task, own):
+    if own is not None and task.check_known(own):
         return
     yield from missing_state_notes(task.name, task.state_location, own, has_commits=has_commits)
-
-
-def _check_known(task: BucketTask[Any], own: str) -> bool:
-    """Check an operator against its state in the query `own`; return whether the query has such state."""
-    files = open_files(task.state_location).child(own).child(task.name)
-    theirs = specification_in(files)
-    if theirs is None:
-        return False
-    task.check_same(theirs, files.location)
-    return True

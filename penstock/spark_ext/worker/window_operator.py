@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from penstock._clock import Clock, monotonic_s
 from penstock.operators.freshness.control import ContractControl
 from penstock.operators.scheduling.metrics import BatchMetrics
-from penstock.operators.scheduling.serve import Budget, Query, serve
+from penstock.operators.scheduling.serve import Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.choices import WindowMode
 from penstock.operators.update_stream.operator_options import WindowOptions
@@ -135,7 +135,7 @@ class WindowOperator:
         return {
             "mode": str(options.mode),
             "policy": str(options.order),
-            "budget": "some" if options.limits != Budget() else "none",
+            "budget": options.limits.setting,
             # 1 stands for weights by key, which may change. It cannot be mistaken for a column, because no
             # column's name is a number.
             "weight": 1 if isinstance(self.weights, KeyWeights) else self.weights,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -199,6 +200,9 @@ def test_the_command_shows_a_graph_without_spark(tmp_path: Path) -> None:
     assert "last recovery: none" in shown.output
     recover(tmp_path).record_commit(2)
     shown = runner.invoke(app, ["inspect", "graph", str(tmp_path)])
+    assert re.search(
+        r"query\s+\W\s+writes\s+\W\s+last planned batch\s+\W\s+last committed batch", shown.stdout
+    )
     assert "10 rows replayed; progress recovery 1.000 s" in shown.output
     document = json.loads(runner.invoke(app, ["inspect", "graph", str(tmp_path), "--json"]).stdout)
     assert document["streams"][0]["readers"][0]["lag"] == 10

@@ -22,6 +22,7 @@ from penstock.conf.error_messages import _STORES
 from penstock.dataflow.checkpoint import graph_document
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.jobs.checks.checking import check_pipeline
+from penstock.jobs.local.pipeline import check_local_pipeline
 from penstock.jobs.pipelines import run
 from penstock.jobs.pipelines.batches import Totals
 from penstock.jobs.pipelines.graph import graph_of
@@ -305,7 +306,7 @@ def test_fields_that_others_depend_on_are_not_left_out(tmp_path: Path) -> None:
     assert [text.partition(":")[0] for text in problems_of(file)] == ["queue.time", "queue.key"]
 
 
-WINDOWS = {
+WINDOWS: dict[str, Any] = {
     "window": {"time": "time", "size": "60 s"},
     "group_by": ["symbol"],
     "aggregates": {"n": "count(*)"},
@@ -421,6 +422,43 @@ def test_a_changed_policy_key_or_number_of_buckets_is_found_in_the_checkpoint(
     assert "(price) newest by time" in key
     (buckets,) = problems_of(file, "queue.buckets=3")
     assert "another number of buckets: operator=queue was=2 now=3" in buckets
+
+
+LAZY_WINDOWS: dict[str, Any] = {
+    "queue": None,
+    "window": {"time": "time", "size": "1 s", "mode": "lazy"},
+    "group_by": ["symbol"],
+    "aggregates": {"n": "count(*)"},
+}
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize("query", ["results", "ingest-other"])
+@pytest.mark.parametrize(
+    ("operator", "section", "changes"), [("queue", "queue", {}), ("aggregates", "window", LAZY_WINDOWS)]
+)
+def test_a_new_or_removed_budget_is_found_in_the_checkpoint(
+    tmp_path: Path, engine: str, query: str, operator: str, section: str, changes: dict[str, Any]
+) -> None:
+    place = tmp_path / "checkpoint"
+    file = written(tmp_path, {"engine": engine, "query": {"checkpoint": str(place)}, **changes})
+    pipeline, _ = check_pipeline(file, [])
+    graph = graph_of(pipeline) if engine == "spark" else check_local_pipeline(pipeline)
+    GraphDirectory(place).put("graph", graph_document(graph.plan(None, "never"), {}, {}))
+    (place / "queries" / query).mkdir(parents=True)
+    (place / "queries" / query / "metadata").write_text(json.dumps({"id": "an-id"}))
+    state = place / "state" / "an-id" / operator
+    state.mkdir(parents=True)
+    (state / SPECIFICATION_FILE).write_bytes(encode(PUnit("operator", {"budget": "none"})))
+    check_pipeline(file, [])
+    for budget in ("budget=7", "freshness={p95: 2 s}"):
+        (problem,) = problems_of(file, f"{section}.{budget}")
+        fact = "query.checkpoint: the checkpoint was made with another budget"
+        assert problem.startswith(f'{fact}: operator={operator} was="none" now="some" file={state}. Hint: ')
+    (state / SPECIFICATION_FILE).write_bytes(encode(PUnit("operator", {"budget": "some"})))
+    check_pipeline(file, [f"{section}.budget=7"])
+    (problem,) = problems_of(file)
+    assert 'was="some" now="none"' in problem
 
 
 @pytest.mark.parametrize("engine", ["spark", "local"])

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -641,6 +641,33 @@ def test_a_checkpoint_of_another_pipeline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsageError, match="another number of buckets"):
         append(tmp_path / "in", updates(3, first=3))
         run_to_end(pipeline(tmp_path, queue=QUEUE | {"buckets": 7}))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("before", "after", "was", "now"),
+    [
+        ({}, {"budget": 5}, "none", "some"),
+        ({"budget": 5}, {}, "some", "none"),
+        ({}, {"freshness": {"p95": "1 s"}}, "none", "some"),
+    ],
+)
+def test_a_new_or_removed_budget_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Any, after: Any, was: str, now: str, fails: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    append(tmp_path / "in", updates(30))
+    with monkeypatch.context() as patched, pytest.raises(OSError) if fails else nullcontext():
+        if fails:  # the only micro-batch is planned but not committed
+            patched.setattr(QueryLog, "commit", fail)
+        run_to_end(pipeline(tmp_path, queue=QUEUE | before))
+    with pytest.raises(InvalidUsageError, match=f'another budget: operator=queue was="{was}" now="{now}"'):
+        open_pipeline(pipeline(tmp_path, queue=QUEUE | after))
+    shutil.rmtree(tmp_path / "checkpoint" / "state")
+    with pytest.raises(InvalidUsageError, match=r"another number of sources.*a budget counts as a source"):
+        open_pipeline(pipeline(tmp_path, queue=QUEUE | after))
 
 
 def test_old_files_of_a_checkpoint_are_deleted(tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ from penstock.spark_ext.state_copy.own_tables import OwnBuckets
 from penstock.spark_ext.state_reader.own_view import own_view
 from penstock.spark_ext.state_reader.spark_state import read_pointer_files
 from penstock.spark_ext.state_reader.state_view import Stored
-from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
+from penstock.spark_ext.worker.bucket_task import BucketTask
 from penstock.spark_ext.worker.stateful import Stateful
 from penstock.state_store.bucket_store import BucketStore
+from penstock.state_store.descriptions import read_description
 from tests.checkpoints.bucket_states import Buckets
 from tests.checkpoints.stopped_queries import tree, write_checkpoint
 
@@ -112,7 +113,7 @@ class Made:
             states.append(OperatorState(NotedCounts()))
             pointer = held[0][label]
             BucketStore(files.child(f"{labels.index(label):05d}")).load(pointer, states[-1])
-        return states, specification_in(files)
+        return states, read_description(files)
 
 
 def task_of(place: Stateful, operator: penstock.Operator, schema: str) -> BucketTask[Any]:
