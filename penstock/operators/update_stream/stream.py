@@ -143,30 +143,34 @@ class UpdateStream:
         A weight is a positive, finite number.
         """
         mask = np.zeros(rows.num_rows, np.bool_)
-        for unusable, _ in self._causes(rows):
+        for unusable, _, _ in self._causes(rows):
             mask |= unusable
         return mask
 
     def say_why_unusable(self, rows: pa.RecordBatch) -> pa.Array[Any]:
         """Return the first reason why each row is unusable."""
         reasons = np.full(rows.num_rows, None, object)
-        for unusable, reason in reversed(list(self._causes(rows))):
+        for unusable, reason, _ in reversed(list(self._causes(rows))):
             reasons[unusable] = reason
         return pa.array(reasons, pa.string())
 
-    def _causes(self, rows: pa.RecordBatch) -> Iterator[tuple[npt.NDArray[np.bool_], str]]:
-        """Yield the rows that are unusable for a reason, and the reason."""
+    def _causes(self, rows: pa.RecordBatch) -> Iterator[tuple[npt.NDArray[np.bool_], str, str]]:
+        """Yield the rows that are unusable for a reason, the reason, and the column."""
         parts = [*((name, "key") for name in self.key), (self.time, "time")]
         for name, part in [*parts, *(((self.arrival, "arrival"),) if self.arrival else ())]:
             column = rows.column(name)
             nan = name == self.time and pa.types.is_floating(column.type)
             if column.null_count or nan:
                 unusable = pc.is_null(column, nan_is_null=nan).to_numpy(zero_copy_only=False)
-                yield unusable, f"the {part} is null"
+                yield unusable, f"the {part} is null", name
         if self.weight is not None:
             weights = pc.cast(rows.column(self.weight), pa.float64(), safe=False)
             numbers = weights.to_numpy(zero_copy_only=False)
-            yield ~((numbers > 0) & np.isfinite(numbers)), "the weight is not positive and finite"
+            yield (
+                ~((numbers > 0) & np.isfinite(numbers)),
+                "the weight is not positive and finite",
+                self.weight,
+            )
 
     def drop_unusable(self, rows: pa.RecordBatch, nulls: str) -> tuple[pa.RecordBatch, int]:
         """Return the usable rows and the number of dropped rows.
@@ -181,8 +185,7 @@ class UpdateStream:
         if not count:
             return rows, 0
         if nulls == "error":
-            others = [name for name in (self.arrival, self.weight) if name is not None]
-            columns = [*self.key, self.time, *others]
+            columns = [name for unusable, _, name in self._causes(rows) if unusable.any()]
             refused = "rows with a null (or NaN) key, time or arrival"
             if self.weight is not None:
                 refused += ", or with a weight that is not positive and finite"

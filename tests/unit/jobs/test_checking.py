@@ -483,7 +483,8 @@ def test_what_is_wrong_with_data_has_another_exit_code_than_a_wrong_pipeline(tmp
     command = ["run", written(tmp_path, changes), "--no-progress"]
     ran = CliRunner().invoke(app, command)
     assert ran.exit_code == 1
-    assert ran.stderr.startswith("rows with a null (or NaN) key, time or arrival: ")
+    fact = "rows with a null (or NaN) key, time or arrival: rows=1 columns=['k']."
+    assert ran.stderr.startswith(fact), "the time is not null"
     assert CliRunner().invoke(app, [*command, "--set", "queue.key=j"]).exit_code == 2
 
 
