@@ -100,15 +100,15 @@ def convert_columns(table: pa.Table, schema: pa.Schema, zone: str | None) -> pa.
             columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
             continue
         column = table.column(field.name)
-        if pa.types.is_string(column.type) and not _is_text(field.type):
-            try:
+        try:
+            if pa.types.is_string(column.type) and not _is_text(field.type):
                 columns.append(parse_texts(column, field.type, zone))
-            except InvalidUsageError as error:
-                raise InvalidUsageError(error.fact, hint=error.hint, column=field.name) from None
-        elif column.type == json_type(field.type):
-            columns.append(pa.chunked_array([_round(column.combine_chunks(), field.type)]))
-        else:
-            columns.append(column.cast(field.type))
+            elif column.type == json_type(field.type):
+                columns.append(pa.chunked_array([_convert(column.combine_chunks(), field.type, zone)]))
+            else:
+                columns.append(column.cast(field.type))
+        except InvalidUsageError as error:
+            raise InvalidUsageError(error.fact, hint=error.hint, column=field.name) from None
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -129,17 +129,19 @@ def json_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _round(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Round decimals, including the decimals in structs and lists."""
+def _convert(values: pa.Array, kind: pa.DataType, zone: str | None) -> pa.Array:
+    """Round decimals and parse times, also in structs and lists."""
+    if pa.types.is_temporal(kind):
+        return parse_texts(pa.chunked_array([values]), kind, zone).combine_chunks()
     if pa.types.is_decimal128(kind):
         return round_decimals(values.view(WIDE_DECIMAL), kind)
     if values.type == kind:
         return values
     mask = pc.is_null(values)
     if pa.types.is_struct(kind):
-        parts = [_round(part, field.type) for part, field in zip(values.flatten(), kind, strict=True)]
+        parts = [_convert(part, field.type, zone) for part, field in zip(values.flatten(), kind, strict=True)]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
-    items = _round(values.flatten(), kind.value_type)
+    items = _convert(values.flatten(), kind.value_type, zone)
     lengths = pc.fill_null(pc.list_value_length(values), 0)
     offsets = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), items, type=kind, mask=mask)

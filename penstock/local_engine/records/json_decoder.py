@@ -174,15 +174,15 @@ def _read_decimal(text: str, kind: pa.DataType) -> tuple[pa.Array, bool]:
         return pa.nulls(1, kind), False
 
 
-def check_json_types(schema: pa.Schema, *, is_top: bool = True) -> None:
+def check_json_types(schema: pa.Schema, *, with_times: bool = True) -> None:
     """Check that `JsonDecoder` can read columns.
 
     Parameters
     ----------
     schema : pyarrow.Schema
         The columns, in Spark's types.
-    is_top : bool
-        Whether the columns are fields of the record itself, not of an object in it.
+    with_times : bool
+        Whether dates and times can be read.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def check_json_types(schema: pa.Schema, *, is_top: bool = True) -> None:
         If only Spark can read a type.
     """
     for field in schema:
-        if not _can_read(field.type, is_top=is_top):
+        if not _can_read(field.type, with_times=with_times):
             raise InvalidUsageError(
                 "the local engine reads no such type in JSON",
                 column=field.name,
@@ -199,13 +199,13 @@ def check_json_types(schema: pa.Schema, *, is_top: bool = True) -> None:
             )
 
 
-def _can_read(kind: pa.DataType, *, is_top: bool) -> bool:
+def _can_read(kind: pa.DataType, *, with_times: bool) -> bool:
     if pa.types.is_struct(kind):
-        return all(_can_read(field.type, is_top=False) for field in kind)
+        return all(_can_read(field.type, with_times=with_times) for field in kind)
     if pa.types.is_list(kind):
-        return _can_read(kind.value_type, is_top=False)
+        return _can_read(kind.value_type, with_times=with_times)
     if pa.types.is_temporal(kind):
-        return is_top
+        return with_times
     return not (pa.types.is_binary(kind) or pa.types.is_map(kind))
 
 

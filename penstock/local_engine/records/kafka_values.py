@@ -156,7 +156,7 @@ def check_text_types(source: KafkaSource, schema: pa.Schema) -> None:
         If only Spark can read a type.
     """
     if source.decoded_format in TEXT_FORMATS:
-        check_json_types(_decoded_columns(source, schema), is_top=not source.has_changes)
+        check_json_types(_decoded_columns(source, schema), with_times=not source.has_changes)
 
 
 def _decoded_columns(source: KafkaSource, schema: pa.Schema) -> pa.Schema:

@@ -58,6 +58,19 @@ TEXTS = {
     "timestamp_ntz": ("2026-01-31T09:30:01Z|2026-01-31|12345|2026-01-31T09:30:01.123456789"),
     "struct<d:decimal(10,2)>": ('{"d":7.129}|{"d":123456789.5}|{"d":"7"}|{}|null|5'),
     "array<decimal(10,2)>": ('[7.129,null,8]|[123456789.5]|[]|null|["x"]'),
+    "struct<d:timestamp>": (
+        '{"d":"2026-01-31T09:30:01.5Z"}|{"d":"2026-01-31 09:30:01"}|{"d":"2026-01-31"}|{"d":1769851801}|'
+        '{"d":"x"}|{"d":null}|{"d":1.5}|{"d":"2026-11-01 01:30:00"}|{}|null|5'
+    ),
+    "struct<d:timestamp_ntz>": '{"d":"2026-01-31T09:30:01.5"}|{"d":"2026-01-31"}|{"d":"x"}|{}|null',
+    "array<timestamp>": (
+        '["2026-01-31T09:30:01Z",null,"2026-01-31"]|[1769851801]|["2026-01-31T09:30:01Z","x"]|["x"]|[]|null'
+    ),
+    "array<date>": '["2026-01-31",null]|["2026-01-31","x"]|["2026"]|[]|null',
+    "struct<d:array<struct<t:timestamp,e:date>>>": (
+        '{"d":[{"t":"2026-01-31T09:30:01Z","e":"2026-01-31"},{"t":"2026-01-31"},null]}|{"d":[]}|{"d":null}|'
+        '{"d":[{"t":"x","e":"2026-01-31"}]}|{"d":[{"t":1769851801,"e":"x"}]}'
+    ),
 }
 """The texts of each type, separated by bars."""
 
@@ -93,9 +106,15 @@ def _local(file: Path, format: str, schema: pa.Schema, log: Path) -> dict[int, t
 
 
 def _shown(values: pa.ChunkedArray[Any]) -> list[Any]:
-    if pa.types.is_temporal(values.type):
-        values = values.cast(pa.int32() if pa.types.is_date(values.type) else pa.int64())
-    return values.to_pylist()
+    return values.cast(_as_numbers(values.type)).to_pylist()
+
+
+def _as_numbers(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_temporal(kind):
+        return pa.int32() if pa.types.is_date(kind) else pa.int64()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_numbers(field.type)) for field in kind])
+    return pa.list_(_as_numbers(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 @pytest.mark.spark
@@ -142,4 +161,11 @@ _SHOWN = {
     "timestamp_ntz": "timestampdiff(MICROSECOND, timestamp_ntz'1970-01-01 00:00:00', v)",
     "date": "unix_date(v)",
     "struct<d:decimal(10,2)>": "v.d",
+    "struct<d:timestamp>": "unix_micros(v.d)",
+    "struct<d:timestamp_ntz>": ("timestampdiff(MICROSECOND, timestamp_ntz'1970-01-01 00:00:00', v.d)"),
+    "array<timestamp>": "transform(v, x -> unix_micros(x))",
+    "array<date>": "transform(v, x -> unix_date(x))",
+    "struct<d:array<struct<t:timestamp,e:date>>>": (
+        "transform(v.d, x -> if(x IS NULL, NULL, map('t', unix_micros(x.t), 'e', bigint(unix_date(x.e)))))"
+    ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -245,7 +245,7 @@ def _decode_alone(text: str) -> tuple[dict[str, Any], bool]:
 
 
 def test_only_types_that_json_has_here_are_read() -> None:
-    for kind in (pa.binary(), pa.map_(pa.string(), pa.int64()), pa.list_(pa.timestamp("us", "UTC"))):
+    for kind in (pa.binary(), pa.map_(pa.string(), pa.int64()), pa.list_(pa.binary())):
         with pytest.raises(InvalidUsageError, match="reads no such type in JSON: column=c"):
             JsonDecoder(pa.schema({"c": kind}))
 
@@ -279,6 +279,29 @@ def test_the_readable_parts_of_structs_and_lists_are_read(
     decoded, (reason,) = JsonDecoder(NESTED).decode(pa.array([json.dumps(record).encode()]))
     assert decoded.to_pylist() == [dict.fromkeys(NESTED.names) | row]
     assert (reason is None) == is_good
+
+
+def test_times_in_structs_and_lists_are_read() -> None:
+    instant = pa.timestamp("us", "UTC")
+    schema = pa.schema({"s": pa.struct({"at": instant, "day": pa.date32()}), "l": pa.list_(instant)})
+    day, at = date(2026, 1, 31), datetime(2026, 1, 31, 9, 30, 1, tzinfo=UTC)
+    records = [
+        {"s": {"at": "2026-01-31T09:30:01Z", "day": "2026-01-31"}, "l": ["2026-01-31T10:30:01+01:00", None]},
+        {"s": None, "l": []},
+        {"s": {"at": int(at.timestamp()), "day": "x"}, "l": ["x"]},
+    ]
+    expected = [{"s": {"at": at, "day": day}, "l": [at, None]}, {"s": None, "l": []}]
+    expected.append({"s": {"at": at, "day": None}, "l": None})
+    for some in (slice(2), slice(3)):  # all records at once, and one by one because of a bad record
+        texts = pa.array([json.dumps(record).encode() for record in records[some]])
+        decoded, reasons = JsonDecoder(schema).decode(texts)
+        assert decoded.to_pylist() == expected[some]
+        assert [reason is not None for reason in reasons] == [False, False, True][some]
+    local = pa.array([b'{"l": ["2026-01-31T09:30:01"]}'])
+    with pytest.raises(InvalidUsageError, match=r"zone.*column=l"):
+        JsonDecoder(schema).decode(local)
+    decoded, _ = JsonDecoder(schema, "America/New_York").decode(local)
+    assert decoded.to_pylist() == [{"s": None, "l": [at + timedelta(hours=5)]}]
 
 
 @pytest.mark.parametrize(
