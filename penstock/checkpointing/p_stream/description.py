@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -11,10 +12,11 @@ import pyarrow as pa
 
 from penstock import _clock
 from penstock.checkpointing.fields import Fields
+from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.checkpointing.p_unit import PUnit, decode, encode
 from penstock.ddl import type_text
-from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 
 __all__ = [
     "COMPACTOR",
@@ -29,6 +31,7 @@ __all__ = [
     "describe",
     "parse_description",
     "parse_start",
+    "publish_description",
 ]
 
 DESCRIPTION_FILE = "p-stream"
@@ -41,6 +44,8 @@ LATEST: Final = "latest"
 Start: TypeAlias = str | int | datetime
 """Where a reader begins: ``earliest``, ``latest``, an offset, or the time of the first commit to read."""
 
+_OF_FILE_SYSTEMS: Final = frozenset({"lost+found"})
+"""Entries that a new file system has."""
 _MISFITS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -120,6 +125,35 @@ def describe(schema: pa.Schema, direct_io: bool, update_log: UpdateLog | None) -
     if update_log is not None:
         meta["update_log"] = update_log.to_meta()
     return encode(PUnit("p-stream", meta))
+
+
+def publish_description(files: Files, described: memoryview) -> None:
+    """Create a p-stream in a directory that has no other files, unless another process creates it first.
+
+    Hidden files do not count. A killed creation leaves a hidden file.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the directory has other files, or a p-stream whose description is lost.
+    UnavailableError
+        If the file system refuses.
+    """
+    names = [fact.name for fact in files.list()]
+    others = [name for name in names if not name.startswith(".") and name not in _OF_FILE_SYSTEMS]
+    if not others:
+        with contextlib.suppress(ConflictError):
+            files.publish(DESCRIPTION_FILE, described)
+        return
+    try:
+        files.read_range(DESCRIPTION_FILE, 0, 1)  # another process may have created the p-stream just now
+    except FileNotFoundError:
+        raise InvalidUsageError(
+            "the directory has other files, and is not a p-stream",
+            location=files.location,
+            files=", ".join(others[:3]) + (", ..." if len(others) > 3 else ""),
+            hint="name a new or empty directory",
+        ) from None
 
 
 def parse_description(content: bytes | memoryview, file: str) -> Description:

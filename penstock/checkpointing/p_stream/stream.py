@@ -35,6 +35,7 @@ from penstock.checkpointing.p_stream.description import (
     describe,
     parse_description,
     parse_start,
+    publish_description,
 )
 from penstock.checkpointing.p_stream.log import CommitLog
 from penstock.checkpointing.p_stream.log_record import WriterState
@@ -75,8 +76,8 @@ class PStream:
     Raises
     ------
     InvalidUsageError
-        If there is neither a stream nor a schema; if the schema or the update log differs; or if `direct_io`
-        contradicts the stream, or is true and the location is not a local disk.
+        If there is neither a stream nor a schema, or other files instead of a stream; if the schema or the
+        update log differs; or if `direct_io` contradicts the stream, or the location is not a local disk.
     CorruptDataError
         If the stream's files are damaged.
     UnavailableError
@@ -129,8 +130,7 @@ class PStream:
                 ) from None
             described = describe(schema, bool(direct_io), update_log)
             # Create nothing if direct I/O is not possible.
-            with contextlib.suppress(ConflictError):
-                self._files(bool(direct_io)).publish(DESCRIPTION_FILE, described)
+            publish_description(self._files(bool(direct_io)), described)
             description = self._read()
         if schema is not None:
             check_schema(schema, description.schema, self.files.location)

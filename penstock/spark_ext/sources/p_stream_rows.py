@@ -16,10 +16,11 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from penstock._failpoints import failpoint
-from penstock.checkpointing.files import Files, LocalFiles
+from penstock.checkpointing.files import Files, LocalFiles, open_files
 from penstock.checkpointing.p_stream import Coder, PStream, Segment, SegmentWriter
 from penstock.checkpointing.p_stream.log_record import Unit
 from penstock.checkpointing.p_stream.segments import writer_of
+from penstock.checkpointing.p_stream.survey import is_p_stream
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.spark_ext.border.types import (
     as_arrow_of_spark,
@@ -49,7 +50,8 @@ def open_stream(options: WriteOptions, schema: StructType, *, overwrite: bool = 
     Raises
     ------
     InvalidUsageError
-        If Spark asks to replace rows, or rows of this schema do not fit the p-stream.
+        If Spark asks to replace rows, an option does not fit the columns, or rows of this schema do not fit
+        the p-stream.
     """
     if overwrite:
         raise InvalidUsageError(
@@ -59,6 +61,8 @@ def open_stream(options: WriteOptions, schema: StructType, *, overwrite: bool = 
     try:
         stream = PStream(options.path, stored, direct_io=options.direct_io, update_log=options.update_log)
     except InvalidUsageError:
+        if not is_p_stream(open_files(options.path)):
+            raise
         # Different Arrow types may map to the same Spark types.
         stream = PStream(options.path, direct_io=options.direct_io, update_log=options.update_log)
     check_same(schema, spark_schema(stream.schema), stream.files.location)
