@@ -201,6 +201,9 @@ def check(
 ) -> None:
     """Check a pipeline's configuration, columns and expressions without running it.
 
+    The modules of its functions, and the Python file of its database, are imported. Modules may lie beside
+    the pipeline's file.
+
     Only Spark can check some things, such as the options of a source. Spark checks these when the pipeline
     runs.
     """
@@ -268,10 +271,13 @@ def explain(
     """Show a pipeline's graph of operators, as written and as planned.
 
     The plan shows what runs before each p-stream, what the p-stream holds, what its reader does, and what is
-    left to Spark. Nothing runs.
+    left to Spark. No query runs.
 
     PIPELINE may also be a Python file that makes databases. Then the command shows their tables. For each
     procedure it shows reads and writes with their conditions, the undo log, the rejections and the route.
+
+    The command imports a Python file: its top level runs, such as db.call(...), but code under
+    if __name__ == "__main__": does not.
     """
     with errors(debug=debug):
         from penstock import dataflow

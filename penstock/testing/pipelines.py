@@ -344,8 +344,10 @@ def pipeline(
     [1.0]
     """
     from penstock.conf.pipeline import load_document, redirect_late_rows
+    from penstock.jobs.cluster.modules import import_beside
 
     loaded, document = load_document(str(reference), overrides)
+    import_beside(loaded, reference)
     begin = parse_start(start)
     query = loaded.query.model_copy(update={"checkpoint": None, "state_location": None})
     loaded = loaded.model_copy(update={"query": query, "engine": "local"})

@@ -70,26 +70,30 @@ def check_pipeline(
     """
     from penstock.conf.document import PipelineError
     from penstock.conf.pipeline import load_parts
+    from penstock.jobs.cluster.modules import import_beside
     from penstock.jobs.local.first_row import skip_pandas
 
     loaded, document, problems, named = load_parts(pipeline, overrides)
+    if named is not None:
+        import_beside(named, pipeline)
     if loaded is None:
         if named is not None:
             problems += _find_wrong_columns(named, document)
             problems += _find_wrong_functions(named, document, settings or {})
         raise PipelineError(problems)
     from penstock.checkpointing.files.s3a import keep_s3a
-    from penstock.jobs.pipelines.graph import graph_of
     from penstock.jobs.pipelines.places import check_headers, check_inputs, check_places, check_upsert
 
     all_settings = {**loaded.query.spark, **(settings or {})}
     keep_s3a(all_settings.items(), os.environ)
-    build: Callable[[Pipeline, Document], Graph] = graph_of
+    build: Callable[[Pipeline, Document], Graph] = _graph_with_functions
     if loaded.engine == "local":
         if own_process and not problems and not _has_users_code(loaded):
             skip_pandas()
         build = _check_local(settings or {})
-    checks: list[Callable[[Pipeline, Document], object]] = [build, check_places, check_upsert, check_headers]
+    checks: list[Callable[[Pipeline, Document], object]] = [
+        build, _check_sink_function, check_places, check_upsert, check_headers
+    ]  # fmt: skip
     for check_part in [*([check_inputs] if inputs else []), *checks]:
         try:
             check_part(loaded, document)
@@ -104,6 +108,33 @@ def check_pipeline(
     if problems:
         raise PipelineError(problems)
     return loaded, document
+
+
+def _graph_with_functions(pipeline: Pipeline, document: Document) -> Graph:
+    """Return a pipeline's graph with the functions that the pipeline names."""
+    from functools import partial
+
+    from penstock.jobs.pipelines.functions import import_function
+    from penstock.jobs.pipelines.graph import Binding, graph_of
+
+    return graph_of(pipeline, document, Binding(function=partial(import_function, field="apply")))
+
+
+def _check_sink_function(pipeline: Pipeline, document: Document) -> None:
+    """Import the function of a sink.
+
+    Raises
+    ------
+    PipelineError
+        If there is no such function.
+    """
+    from penstock.conf.pipeline import ForeachBatchSink
+    from penstock.jobs.pipelines.functions import import_function
+    from penstock.jobs.pipelines.graph import field_errors
+
+    if isinstance(pipeline.sink, ForeachBatchSink):
+        with field_errors(document, "sink"):
+            import_function(pipeline.sink.function, "function")
 
 
 def _find_wrong_columns(pipeline: Pipeline, document: Document) -> list[str]:

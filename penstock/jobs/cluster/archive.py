@@ -12,7 +12,7 @@ from typing import Final
 from penstock._extras import need_extra
 from penstock.conf.pipeline import example_names, load_pipeline
 from penstock.errors import InvalidUsageError
-from penstock.jobs.cluster.modules import Modules, find_modules, pipeline_modules
+from penstock.jobs.cluster.modules import Modules, find_modules, import_beside, pipeline_modules
 from penstock.spark_ext.package_files import package_files, write_zip
 
 __all__ = ["RUN_SCRIPT", "Packed", "pack_pipeline", "write_modules"]
@@ -77,6 +77,7 @@ def pack_pipeline(
     name = pipeline
     if pipeline is not None:
         loaded = load_pipeline(pipeline)
+        import_beside(loaded, pipeline)
         own = pipeline_modules(loaded)
         extra.files |= own.files
         extra.packed |= own.packed

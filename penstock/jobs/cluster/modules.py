@@ -1,10 +1,11 @@
-"""Find the Python modules that a pipeline needs and that are not installed, without starting Spark."""
+"""Find the Python modules that a pipeline needs, and those that are not installed, without starting Spark."""
 
 from __future__ import annotations
 
 import ast
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,11 +16,11 @@ from penstock.conf.pipeline import ForeachBatchSink, Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import own_references
 
-__all__ = ["Modules", "find_modules", "pipeline_modules", "user_code"]
+__all__ = ["Modules", "find_modules", "import_beside", "pipeline_modules", "user_code"]
 
 _ON_EVERY_WORKER: Final = frozenset({"penstock", "pyspark", "py4j"})
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
-_HINT: Final = "the module must be installed, beside the pipeline's Python file, or on PYTHONPATH"
+_HINT: Final = "the module must be installed, beside the pipeline's YAML or Python file, or on PYTHONPATH"
 
 
 @dataclass(slots=True)
@@ -58,6 +59,33 @@ def user_code(pipeline: Pipeline) -> list[str]:
         text for section in sections if section is not None for text in (section.aggregates or {}).values()
     )
     return functions
+
+
+def import_beside(pipeline: Pipeline, reference: str | Path) -> None:
+    """Let this process, and processes that it starts later, import modules beside a pipeline's file.
+
+    The directory becomes importable only if it has a module that the pipeline names and that cannot be
+    imported yet. Under ``spark-submit`` nothing changes, because workers would not see the directory.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        The pipeline.
+    reference : str or Path
+        Its file. The name of a packaged example is also allowed.
+    """
+    try:
+        names = {name.partition(":")[0].partition(".")[0] for name in user_code(pipeline)}
+    except InvalidUsageError:
+        return  # the checks report what is wrong, and where
+    if not Path(reference).is_file() or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    directory = str(Path(reference).absolute().parent)
+    find = importlib.machinery.PathFinder.find_spec
+    if any(_spec(name, []) is None and find(name, [directory]) is not None for name in names):
+        sys.path.append(directory)
+        paths = [path for path in (os.environ.get("PYTHONPATH"), directory) if path]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 def pipeline_modules(pipeline: Pipeline) -> Modules:

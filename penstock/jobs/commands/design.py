@@ -21,7 +21,8 @@ def design(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="A Python file that makes the database at its top; or the directory of a p-stream.",
+            help="A Python file that makes the database at its top; or the directory of a p-stream. The "
+            'command imports a Python file, so code under if __name__ == "__main__": does not run.',
             show_default=False,
         ),
     ],

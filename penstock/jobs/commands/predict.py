@@ -16,7 +16,10 @@ def predict(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="A Python file that makes the database at its top.", show_default=False
+            metavar="FILE",
+            help="A Python file that makes the database at its top. The command imports the file, so code "
+            'under if __name__ == "__main__": does not run.',
+            show_default=False,
         ),
     ],
     log: LogOption = None,

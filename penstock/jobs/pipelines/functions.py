@@ -22,14 +22,20 @@ def import_function(name: str, field: str) -> Callable[..., Any]:
     Raises
     ------
     InvalidUsageError
-        If there is no such function.
+        If there is no such function, or its module fails.
     """
     try:
         value = import_named(name)
     except (ImportError, AttributeError) as error:
         raise InvalidUsageError(
             f"{field}: {error}",
-            hint="the module must be installed, on PYTHONPATH, or passed to spark-submit with --py-files",
+            hint="the module must be installed, beside the pipeline's file, on PYTHONPATH, or passed to "
+            "spark-submit with --py-files",
+        ) from error
+    except Exception as error:  # a module of users raises anything
+        module = name.partition(":")[0]
+        raise InvalidUsageError(
+            f"{field}: the module {module} fails: {type(error).__name__}: {error}"
         ) from error
     if not callable(value):
         raise InvalidUsageError(f"{field}: {name} is not a function")

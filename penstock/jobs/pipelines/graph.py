@@ -32,6 +32,7 @@ from penstock.conf.sections import ByWindowSection, WindowJoinSection, WindowSec
 from penstock.conf.values import Section
 from penstock.dataflow import Graph, PhysicalPlan, graph
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.jobs.cluster.modules import import_beside
 from penstock.jobs.pipelines.databases import check_rows, procedure_of
 from penstock.jobs.pipelines.schemas import read_sample, schema_of
 from penstock.operators.own.abc import load_operator
@@ -109,6 +110,7 @@ def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None
         If the sample cannot be read, or does not match the source.
     """
     pipeline, document = load_document(reference, overrides)
+    import_beside(pipeline, reference)
     flow = graph_of(pipeline, document)
     statistics = None
     if sample is not None:

@@ -104,12 +104,14 @@ def _compare(
 ) -> bool:
     """Replay as recorded, and show what differs; return whether anything does."""
     from penstock.conf.pipeline import load_document
+    from penstock.jobs.cluster.modules import import_beside
     from penstock.jobs.replay.comparison import Comparison
     from penstock.jobs.replay.query import open_query
     from penstock.jobs.replay.recording import Checkpoint
     from penstock.jobs.replay.run import Replay
 
     loaded, document = load_document(reference, overrides)
+    import_beside(loaded, reference)
     opened = Checkpoint.open(location)
     found: list[tuple[ReplayedBatch, list[str], list[Difference]]] = []
     with tempfile.TemporaryDirectory(prefix="penstock-replay-", ignore_cleanup_errors=True) as scratch:
@@ -199,6 +201,7 @@ def _answer(
     """Replay with the recorded and with another policy, and show both."""
     from penstock.conf.pipeline import load_document
     from penstock.errors import InvalidUsageError
+    from penstock.jobs.cluster.modules import import_beside
     from penstock.jobs.replay.query import open_query
     from penstock.jobs.replay.recording import Checkpoint
     from penstock.jobs.replay.run import Replay
@@ -208,6 +211,7 @@ def _answer(
 
     chosen = Policy(parse_choice("policy", policy, Policy))
     loaded, document = load_document(reference, overrides)
+    import_beside(loaded, reference)
     steps = [one for one in ("queue", "union", "window") if getattr(loaded, one) is not None]
     step = steps[0] if steps else ""
     if not steps or (step == "window" and loaded.window is not None and loaded.window.mode == "append"):

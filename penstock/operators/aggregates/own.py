@@ -140,7 +140,10 @@ def find_aggregate(reference: str) -> type[Aggregate]:
         If there is no such aggregate in this process, which may be a cluster worker.
     """
     module, separator, path = reference.partition(":")
-    hint = "write own('module:Class', x); the module must be installed or on PYTHONPATH, also for workers"
+    hint = (
+        "write own('module:Class', x); the module must be installed, beside the pipeline's file, or on "
+        "PYTHONPATH, also for workers"
+    )
     if not module or not separator or not path:
         raise InvalidUsageError(
             "a user-defined aggregate is not named by module and class", name=reference, hint=hint

@@ -134,7 +134,7 @@ def load_operator(reference: str, arguments: Mapping[str, Any]) -> Operator:
     InvalidUsageError
         If there is no such operator, or it refuses the arguments.
     """
-    hint = "the module must be installed or on PYTHONPATH"
+    hint = "the module must be installed, beside the pipeline's file, or on PYTHONPATH"
     try:
         found = import_named(reference)
     except (ImportError, AttributeError) as error:

@@ -494,8 +494,8 @@ def test_values_of_kafka_are_unpacked_and_packed(spark: SparkSession) -> None:
                     "output_schema": "symbol STRING",
                 }
             },
-            "queue: apply: No module named 'no_such'. Hint: the module must be installed, on PYTHONPATH, "
-            "or passed to spark-submit with --py-files.",
+            "queue: apply: No module named 'no_such'. Hint: the module must be installed, beside the "
+            "pipeline's file, on PYTHONPATH, or passed to spark-submit with --py-files.",
         ),
         (
             {"query": {"spark": {"spark.driver.memory": "3g"}}},
