@@ -204,8 +204,7 @@ def check(
     The modules of its functions, and the Python file of its database, are imported. Modules may lie beside
     the pipeline's file.
 
-    Only Spark can check some things, such as the options of a source. Spark checks these when the pipeline
-    runs.
+    Only Spark can check some things, such as the options of a source; it does so when the pipeline runs.
     """
     with errors(debug=debug):
         from penstock.jobs.pipelines.places import missing_inputs
@@ -274,10 +273,8 @@ def explain(
     left to Spark. No query runs.
 
     PIPELINE may also be a Python file that makes databases. Then the command shows their tables. For each
-    procedure it shows reads and writes with their conditions, the undo log, the rejections and the route.
-
-    The command imports a Python file: its top level runs, such as db.call(...), but code under
-    if __name__ == "__main__": does not.
+    procedure it shows reads and writes with their conditions, the undo log, the rejections and the route. It
+    imports the file: code under if __name__ == "__main__": does not run, but a db.call(...) outside runs.
     """
     with errors(debug=debug):
         from penstock import dataflow
