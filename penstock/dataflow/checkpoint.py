@@ -153,8 +153,14 @@ def graph_document(
     plan: PhysicalPlan,
     readings: Mapping[str, Sequence[Reading]],
     writers: Mapping[str, str],
+    shown: PhysicalPlan | None = None,
 ) -> dict[str, Any]:
-    """Return the document of a graph: its shape, its plan, its queries and its p-streams."""
+    """Return the document of a graph: its shape, its plan, its queries and its p-streams.
+
+    If `shown` is given and has the same p-streams, people see it instead of `plan`.
+    """
+    if shown is None or [one.name for one in shown.streams] != [one.name for one in plan.streams]:
+        shown = plan
     streams: dict[str, dict[str, Any]] = {}
     for query, subscriptions in readings.items():
         for reading in subscriptions:
@@ -173,6 +179,6 @@ def graph_document(
         "shape": shape(plan),
         "queries": [{"name": query, "writes": locations.get(query)} for query in readings],
         "streams": list(streams.values()),
-        "explanation": explain(plan),
-        "plan": as_json(plan),
+        "explanation": explain(shown),
+        "plan": as_json(shown),
     }

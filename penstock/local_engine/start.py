@@ -123,6 +123,7 @@ def start_local(
     drain: bool = True,
     clock: Clock = now_us,
     finish: Callable[[NodeRows], NodeRows] = lambda node_rows: node_rows,
+    shown: Graph | None = None,
 ) -> LocalGraph:
     """Start a graph, or continue it from a checkpoint of either engine. Nothing runs yet.
 
@@ -153,6 +154,8 @@ def start_local(
         The clock that operators read.
     finish : callable
         A function that transforms the results of the graph before the sink gets them.
+    shown : Graph, optional
+        The graph as its user wrote it, to show to people, if `graph` has other kinds of sources.
 
     Raises
     ------
@@ -194,7 +197,8 @@ def start_local(
     schema = started.add(RESULTS, plan.root, sink, finish=finish)
     if old is None:
         check_readers_are_free(started.readings, started.writers)
-    directory.put("graph", graph_document(plan, started.readings, started.writers))
+    shown_plan = None if shown is None else shown.plan(statistics, persist)
+    directory.put("graph", graph_document(plan, started.readings, started.writers, shown_plan))
     for some in started.readings.values():
         for reading in some:
             PStream(reading.location).subscribe(reading.reader, EARLIEST)

@@ -126,8 +126,11 @@ def _graph(
     places: Places,
     columns: Callable[[str, Source | TableSection], pa.Schema],
 ) -> Graph:
-    binding = Binding(columns, partial(import_function, field="apply"), resolve_path)
-    return _with_readable_sources(graph_of(pipeline, document, binding), pipeline, places)
+    return _with_readable_sources(graph_of(pipeline, document, _binding(columns)), pipeline, places)
+
+
+def _binding(columns: Callable[[str, Source | TableSection], pa.Schema]) -> Binding:
+    return Binding(columns, partial(import_function, field="apply"), resolve_path)
 
 
 def _path_of(document: Document, name: str) -> FieldPath:
@@ -269,6 +272,10 @@ def open_pipeline(
         drain=query.drain,
         clock=places.clock,
         finish=bound.finish,
+        # Only windows change the kinds of sources; see `_with_readable_sources`.
+        shown=None
+        if pipeline.window is None
+        else graph_of(pipeline, document, _binding(partial(_columns, places))),
     )
 
 

@@ -643,6 +643,36 @@ def test_a_checkpoint_of_another_pipeline_is_refused(tmp_path: Path) -> None:
         run_to_end(pipeline(tmp_path, queue=QUEUE | {"buckets": 7}))
 
 
+@pytest.mark.parametrize(
+    ("format", "line"),
+    [("json", '{"k": "a", "t": "2026-01-01T00:00:00Z"}'), ("csv", "a,2026-01-01T00:00:00Z")],
+)
+def test_a_checkpoint_shows_the_plan_that_explain_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    Path("in", f"a.{format}").write_text(f"{line}\n")
+    Path("p.yaml").write_text(
+        "engine: local\n"
+        f"source: {{type: files, format: {format}, path: in, schema: 'k string, t timestamp'}}\n"
+        "window: {time: t, size: 1 h}\n"
+        "group_by: [k]\n"
+        "aggregates: {n: count(*)}\n"
+        "sink: {type: noop}\n"
+        "query: {trigger: available_now, checkpoint: checkpoint}\n"
+    )
+    assert CliRunner().invoke(app, ["run", "p.yaml", "--no-progress"]).exit_code == 0
+    shown = CliRunner().invoke(app, ["inspect", "graph", "checkpoint"]).stdout
+    explained = CliRunner().invoke(app, ["explain", "p.yaml"]).stdout
+    assert "source source (files, replayable)" in explained
+    assert explained.strip() in shown
+    assert json.loads(CliRunner().invoke(app, ["inspect", "graph", "checkpoint", "--json"]).stdout)[
+        "plan"
+    ] == (json.loads(CliRunner().invoke(app, ["explain", "p.yaml", "--json"]).stdout))
+    assert CliRunner().invoke(app, ["run", "p.yaml", "--no-progress"]).exit_code == 0, "it starts again"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize(
     ("before", "after", "was", "now"),
