@@ -12,6 +12,7 @@ from penstock.dataflow.nodes.base import infer
 from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.deletes import check_delete_results, mark_deletes
+from penstock.operators.update_stream.options import column_names
 from penstock.sql.expression import Expression, did_you_mean
 
 __all__ = ["GraphBase", "mark_input"]
@@ -94,8 +95,8 @@ class GraphBase:
             )
         return Expression.parse(text).resolve(self.schema.names, node=node)
 
-    def _column(self, name: str, node: str) -> str:
-        names = self.schema.names
+    def _column(self, name: str, node: str, option: str = "time") -> str:
+        (name,), names = column_names(option, name), self.schema.names
         if name in names:
             return name
         matches = [candidate for candidate in names if candidate.lower() == name.lower()]

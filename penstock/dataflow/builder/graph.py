@@ -38,6 +38,7 @@ from penstock.operators.update_stream.operator_options import (
     TransactionOptions,
     make_options,
 )
+from penstock.operators.update_stream.options import column_names
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.workflow import Workflow
 from penstock.sql.expression import Expression, column, did_you_mean, split_alias
@@ -144,7 +145,9 @@ class GraphName:
             If the kind or a column is unknown, two columns have the same name, or only one of key and time
             is given.
         """
-        names = (key,) if isinstance(key, str) else tuple(key)
+        names = column_names("key", key)
+        if time is not None:
+            column_names("time", time)
         if bool(names) != bool(time):
             raise InvalidUsageError(
                 "an update stream needs a key and a time", key=names, time=time, source=name
@@ -246,7 +249,7 @@ class Graph(Windows, Streams):
         """
         node_name = self._open("update_queue", name)
         queue_options = make_options(QueueOptions, options, QueueArguments.__annotations__, node=node_name)
-        names = (key,) if isinstance(key, str) else tuple(key)
+        names = column_names("key", key)
         columns = tuple(self._column(column_name, node_name) for column_name in names)
         return self._add_queue(
             UpdateQueue(node_name, (self.root,), columns, self._column(time, node_name), queue_options)
@@ -270,7 +273,7 @@ class Graph(Windows, Streams):
         """
         node_name = self._open("apply", name)
         state_options = make_options(StateOptions, options, ApplyArguments.__annotations__, node=node_name)
-        names = (key,) if isinstance(key, str) else tuple(key)
+        names = column_names("key", key)
         by = tuple(self._column(column_name, node_name) for column_name in names)
         order = None if time is None else self._column(time, node_name)
         return self._append(Apply(node_name, (self.root,), operator, by, order, state_options))
@@ -302,7 +305,7 @@ class Graph(Windows, Streams):
             transaction_options = replace(
                 transaction_options, state_location=getattr(procedure, "location", None)
             )
-        names = (keep,) if isinstance(keep, str) else tuple(keep)
+        names = column_names("keep", keep)
         kept_columns = tuple(self._column(column_name, node_name) for column_name in names)
         order = None if time is None else self._column(time, node_name)
         return self._append(
@@ -331,7 +334,7 @@ class Graph(Windows, Streams):
             If a join column is missing on one side, or columns other than the join columns share a name.
         """
         node_name = self._open("lookup", name)
-        names = (on,) if isinstance(on, str) else tuple(on)
+        names = column_names("on", on)
         return self._append(
             StreamTableJoin(
                 node_name,

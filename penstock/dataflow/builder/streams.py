@@ -31,6 +31,7 @@ from penstock.operators.update_stream.operator_options import (
     UnionArguments,
     make_options,
 )
+from penstock.operators.update_stream.options import column_names
 from penstock.operators.update_stream.steps import steps_of
 from penstock.sql.expression import Expression
 from penstock.units import parse_duration_us
@@ -80,7 +81,9 @@ class Streams(GraphBase):
             QueueOptions, options, (*UnionArguments.__annotations__, "prefer"), node=node_name
         )
         inputs = (self.root, *(self._input_of(other, node_name) for other in others))
-        names = (key,) if isinstance(key, str) else tuple(key)
+        names = column_names("key", key)
+        if time is not None:
+            column_names("time", time)
         if bool(names) != bool(time):
             raise InvalidUsageError(
                 "an update stream needs a key and a time", key=names, time=time, node=node_name
@@ -158,7 +161,7 @@ class Streams(GraphBase):
         node_name = self._open("join", name)
         option_names = (*JoinArguments.__annotations__, "condition", "unit", "updates")
         join_options = make_options(JoinOptions, options, option_names, node=node_name)
-        names = (on,) if isinstance(on, str) else tuple(on)
+        names, (time,) = column_names("on", on), column_names("time", time)
         conditions = delete_conditions(join_options.delete_when)
         inputs = [
             node if condition is None else mark_input(node, condition, f"{node_name}_{side}_deletes")

@@ -20,7 +20,7 @@ from penstock.operators.update_stream.operator_options import (
     WindowOptions,
     make_options,
 )
-from penstock.operators.update_stream.options import parse_ms, session_gap
+from penstock.operators.update_stream.options import column_names, parse_ms, session_gap
 from penstock.sql.expression import Expression, column
 from penstock.units import window_rows
 
@@ -132,7 +132,7 @@ class Windows(GraphBase):
         """
         if self.groups is not None:
             raise InvalidUsageError("group_by is called twice", hint="call agg between the two calls")
-        groups = tuple(self._column(column_name, "group_by") for column_name in columns)
+        groups = tuple(self._column(column_name, "group_by", "group_by") for column_name in columns)
         graph = self._select_below(expressions) if expressions else self
         return replace(graph, groups=(*groups, *expressions))
 
@@ -199,7 +199,7 @@ class Windows(GraphBase):
             columns and ``window`` share a name, or the windows have `late_to`.
         """
         node_name = self._open("join_windows", name)
-        names = (on,) if isinstance(on, str) else tuple(on)
+        names = column_names("on", on)
         columns = tuple(self._column(column_name, node_name) for column_name in names)
         join = WindowJoin(node_name, (self.root, self._input_of(other, node_name)), columns)
         if any(_window_of(side).options.late_to is not None for side in join.inputs):

@@ -20,6 +20,7 @@ from penstock.operators.update_stream.choices import Semantics
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import describe_lives, life_steps, silent_field
 from penstock.operators.update_stream.operator_options import STALENESS_COLUMN, JoinOptions, QueueOptions
+from penstock.operators.update_stream.options import column_names
 from penstock.operators.update_stream.steps import check_times
 from penstock.sql.expression import Expression, column
 
@@ -51,6 +52,7 @@ def _served_columns(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
 def _check_columns(node: UpdateQueue | UpdateUnion, schema: pa.Schema) -> None:
     """Check that the columns of a queue exist, and that times have suitable types if the types are known."""
     options = node.options
+    column_names("arrival", () if options.arrival is None else options.arrival)
     for name in (*node.update_key, node.time, *options.columns):
         find_column(node, name, schema)
     check_weights(node, options.weight, node.update_key)

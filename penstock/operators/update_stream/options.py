@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ __all__ = [
     "check_cost",
     "check_options",
     "check_weight",
+    "column_names",
     "cost_of",
     "parse_choice",
     "parse_ms",
@@ -167,14 +169,40 @@ def check_options(names: Iterable[str], allowed: Sequence[str], **context: str) 
             raise InvalidUsageError("there is no such option", hint=hint, option=name, **context)
 
 
+def column_names(option: str, given: object) -> tuple[str, ...]:
+    """Return the names of the columns that an option gives: one name, or several names.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column is not given by its name, such as a ``Column`` of Spark.
+    """
+    columns: tuple[object, ...] = (given,)
+    if not isinstance(given, str) and isinstance(given, Iterable):
+        with contextlib.suppress(TypeError):  # a Column of Spark has an iterator that only raises
+            columns = tuple(given)
+    names = tuple(name for name in columns if isinstance(name, str))
+    if len(names) < len(columns):
+        wrong = next(column for column in columns if not isinstance(column, str))
+        name = str(wrong).removeprefix("Column<'").removesuffix("'>")
+        raise InvalidUsageError(
+            "columns are given by name",
+            hint=f"write the name as text, such as {option}={name if name.isidentifier() else 'symbol'!r}",
+            option=option,
+            got=repr(wrong),
+        )
+    return names
+
+
 def check_column(option: str, name: object, names: Sequence[str]) -> None:
     """Check that the column that an option names exists.
 
     Raises
     ------
     InvalidUsageError
-        If the column does not exist.
+        If the column does not exist, or is not given by its name.
     """
+    column_names(option, name)
     if name not in names:
         raise InvalidUsageError(
             "there is no such column",

@@ -91,7 +91,7 @@ class UpdateStream:
         for option, name in [
             *(("key", name) for name in self.key),
             ("time", self.time),
-            *((("arrival", self.arrival),) if self.arrival else ()),
+            *((("arrival", self.arrival),) if self.arrival is not None else ()),
             *((("weight", self.weight),) if self.weight is not None else ()),
             *(("freshness", name) for name in (self.classes.columns if self.classes else ())),
         ]:

@@ -17,6 +17,7 @@ from penstock.operators.update_stream.operator_options import (
     TransactionArguments,
     TransactionOptions,
 )
+from penstock.operators.update_stream.options import column_names
 from penstock.procedures.analysis.columns import ResultRows, batch_column, program_for, transaction_schema
 from penstock.procedures.analysis.routing import routing_attribute
 from penstock.procedures.compiler.program import PlainProgram, Program
@@ -151,7 +152,7 @@ def transactions(
         state_location=state_location,
         retain_versions=retain_versions,
     )
-    keep_names = (keep,) if isinstance(keep, str) else tuple(keep)
+    keep_names = column_names("keep", keep)
     df, declared = declare_columns(df, schema)
     return plan_transactions(
         df, procedure, time, keep_names, options, name, initial, declared=declared
@@ -200,7 +201,7 @@ def write_transactions(
     ...     state_location="/var/lib/penstock")  # doctest: +SKIP
     >>> writer.option("checkpointLocation", "/data/checkpoint").start()  # doctest: +SKIP
     """
-    keep_names = (keep,) if isinstance(keep, str) else tuple(keep)
+    keep_names = column_names("keep", keep)
     planned = plan_transactions(df, procedure, time, keep_names, TransactionOptions(**options), name, initial)
     sink_options = {key: str(value) for key, value in (sink or {}).items()} | {"path": os.fspath(path)}
     writer = planned.descriptors(sink_options).writeStream.format("pstream")
@@ -290,6 +291,8 @@ def plan_transactions(
     declared: bool = False,
 ) -> PlannedTransactions:
     """Plan transactions in a query; see `transactions`."""
+    if time is not None:
+        column_names("time", time)
     if not declared:
         check_streaming(df)
     elif options.requests is not None:

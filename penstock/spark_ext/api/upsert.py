@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from penstock._clock import monotonic_s
 from penstock.ddl import quote
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError, redact
+from penstock.operators.update_stream.options import column_names
 from penstock.spark_ext.border.types import stored_schema
 from penstock.units import parse_duration_us
 from penstock.upserts import DELETED, Columns, UpsertTarget, newest_changes, open_target
@@ -94,7 +95,7 @@ def upsert(
     UnavailableError
         If the store does not answer for a minute.
     """
-    keys = (key,) if isinstance(key, str) else tuple(key)
+    keys, (time,) = column_names("key", key), column_names("time", time)
     df = _split_window(df)
     flag = delete_when.lower() if isinstance(delete_when, str) else None
     fields = [field for field in stored_schema(df.schema) if field.name.lower() != flag]

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import InvalidUsageError
 from penstock.operators.own.abc import Operator, output_schema
 from penstock.operators.update_stream.operator_options import StateOptions
+from penstock.operators.update_stream.options import check_column
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.declared import Schema, declare_columns
@@ -157,9 +158,8 @@ def plan_operator(
         Whether texts and binary values have offsets of 64 bits.
     """
     keys = key_columns(key, schema)
-    for name in (*keys, *([] if time is None else [time])):
-        if name not in schema.names:
-            raise InvalidUsageError("there is no such column", column=name, columns=schema.names)
+    for option, name in (*(("key", name) for name in keys), *([] if time is None else [("time", time)])):
+        check_column(option, name, schema.names)
     columns, output = arrow_schema(schema, large=large), spark_schema(output_schema(operator))
     kind = None if time is None else columns.field(time).type
     if kind is not None and not (pa.types.is_integer(kind) or pa.types.is_temporal(kind)):

@@ -24,6 +24,7 @@ from penstock.errors import InternalError, InvalidUsageError, PenstockError
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import silent_field
 from penstock.operators.update_stream.operator_options import StateOptions
+from penstock.operators.update_stream.options import column_names
 from penstock.spark_ext.api.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.border.arrow_settings import rows_of_a_batch, skip_size_of_each_row
 from penstock.spark_ext.border.buckets import bucket_labels
@@ -347,9 +348,7 @@ def key_columns(key: str | Iterable[str], *schemas: StructType) -> tuple[str, ..
     InvalidUsageError
         If `key` is neither a name nor several names, or a column of `schemas` has a collation.
     """
-    if not isinstance(key, str | Iterable):
-        raise InvalidUsageError("the update key is neither a column name nor a list of them", key=repr(key))
-    names = (key,) if isinstance(key, str) else tuple(key)
+    names = column_names("key", key)
     for schema in schemas:
         refuse_collations(schema, names)
     return names

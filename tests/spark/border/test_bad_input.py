@@ -34,10 +34,10 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"key": ["k", "nowhere"]}, "no such column: option=key column=nowhere"),
     ({"key": []}, "the update key has no column"),
     ({"key": ["k", "k"]}, "the update key names a column twice"),
-    ({"key": 5}, "neither a column name nor a list of them: key=5"),
+    ({"key": 5}, "columns are given by name: option=key got=5. Hint: write the name as text, such as key="),
     ({"key": ["k", "t"]}, "a time column cannot be part of the update key"),
     ({"time": "nowhere"}, "no such column: option=time column=nowhere"),
-    ({"time": None}, "no such column: option=time"),
+    ({"time": None}, "columns are given by name: option=time got=None"),
     ({"time": "k", "key": "t"}, "a column of this type cannot be the time: column=k type=string"),
     ({"arrival": "nowhere"}, "no such column: option=arrival"),
     ({"arrival": "t"}, "the arrival column is not a timestamp: column=t type=int64"),
@@ -128,6 +128,31 @@ def test_an_unusable_stream_is_refused_when_the_query_is_planned(
     df = change(Place(tmp_path).input.frame(spark))
     with pytest.raises(InvalidUsageError, match=text):
         penstock.update_queue(df, key="k", time="t", state_location=str(tmp_path))
+
+
+def test_a_column_of_spark_is_no_name_of_a_column(spark: SparkSession, tmp_path: Path) -> None:
+    df, at = Place(tmp_path).input.frame(spark), str(tmp_path / "state")
+    columns: list[Any] = [sf.col(name) for name in ("k", "t", "v")]
+    k, t, v = columns
+    windows: dict[str, Any] = {"size": "1 s", "aggs": {"n": "count(*)"}, "unit": "s", "state_location": at}
+    calls: list[tuple[str, str, Callable[[], object]]] = [
+        ("key", "k", lambda: penstock.update_queue(df, k, "t", state_location=at)),
+        ("key", "k", lambda: penstock.update_queue(df, ["v", k], "t", state_location=at)),
+        ("time", "t", lambda: penstock.update_queue(df, "k", t, state_location=at)),
+        ("arrival", "v", lambda: penstock.update_queue(df, "k", "t", arrival=v, state_location=at)),
+        ("key", "k", lambda: penstock.update_union(df, df, key=k, time="t", state_location=at)),
+        ("time", "t", lambda: penstock.update_union(df, df, key="k", time=t, state_location=at)),
+        ("key", "k", lambda: penstock.update_join(df, df, k, "t", within="1 s", state_location=at)),
+        ("time", "t", lambda: penstock.update_join(df, df, "k", t, within="1 s", state_location=at)),
+        ("key", "k", lambda: penstock.update_window(df, k, "t", **windows)),
+        ("time", "t", lambda: penstock.update_window(df, "k", t, **windows)),
+        ("key", "k", lambda: penstock.upsert(df, to="sqlite:///x", table="x", key=k, time="t")),
+        ("time", "t", lambda: penstock.upsert(df, to="sqlite:///x", table="x", key="k", time=t)),
+    ]
+    for option, name, call in calls:
+        hint = f"Hint: write the name as text, such as {option}='{name}'"
+        with pytest.raises(InvalidUsageError, match=f"columns are given by name: option={option} .*{hint}"):
+            call()
 
 
 def test_the_staleness_column_may_not_be_there_already(spark: SparkSession, tmp_path: Path) -> None:

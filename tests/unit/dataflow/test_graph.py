@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import timedelta
 from types import SimpleNamespace
@@ -522,6 +523,52 @@ def _queue() -> Graph:
 def test_what_is_wrong_is_told_when_it_is_written(build: Callable[[], object], says: str) -> None:
     with pytest.raises(InvalidUsageError, match=says):
         build()
+
+
+class SparkColumn:
+    """A column of Spark, as far as it needs no session."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("Column is not iterable")
+
+    def __repr__(self) -> str:
+        return "Column<'plug'>"
+
+    def __bool__(self) -> bool:
+        raise ValueError("a Column has no truth")
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize(("option", "build"), [
+    ("key", lambda graph, column: graph.update_queue(column, "time")),
+    ("key", lambda graph, column: graph.update_queue(["load", column], "time")),
+    ("time", lambda graph, column: graph.update_queue("plug", column)),
+    ("arrival", lambda graph, column: graph.update_queue("plug", "time", arrival=column)),
+    ("key", lambda graph, column: graph.union(readings("b"), key=column, time="time")),
+    ("time", lambda graph, column: graph.union(readings("b"), key="plug", time=column)),
+    ("on", lambda graph, column: graph.join(readings("b"), on=column, time="time", within="1 s")),
+    ("time", lambda graph, column: graph.join(readings("b"), on="plug", time=column, within="1 s")),
+    ("on", lambda graph, column: graph.lookup("plugs", "plug bigint, home string", on=column)),
+    ("key", lambda graph, column: graph.apply(None, column)),
+    ("time", lambda graph, column: graph.apply(None, "plug", time=column)),
+    ("keep", lambda graph, column: graph.transactions(None, keep=column)),
+    ("time", lambda graph, column: graph.transactions(None, time=column)),
+    ("time", lambda graph, column: graph.window(column, size="60 s")),
+    ("group_by", lambda graph, column: graph.window("time", size="60 s").group_by(column)),
+    ("key", lambda graph, column: penstock.graph("h").source("s", READINGS, key=column, time="time")),
+    ("time", lambda graph, column: penstock.graph("h").source("s", READINGS, key="plug", time=column)),
+])  # fmt: skip
+def test_a_column_of_spark_is_no_name_of_a_column(option: str, build: Callable[[Any, Any], object]) -> None:
+    text = re.escape(
+        f"columns are given by name: option={option} got=Column<'plug'>. "
+        f"Hint: write the name as text, such as {option}='plug'"
+    )
+    with pytest.raises(InvalidUsageError, match=text):
+        build(readings(), SparkColumn())
 
 
 def test_a_source_takes_its_columns_as_text_or_from_a_frame() -> None:
