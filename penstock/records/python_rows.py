@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from penstock.conf.values import did_you_mean
 from penstock.errors import InvalidUsageError
 
-__all__ = ["TIME_HINT", "to_table"]
+__all__ = ["TIME_HINT", "Localize", "in_utc", "to_table"]
 
 TIME_HINT: Final = "write a time such as 2026-01-31T12:00:00Z"
 
 
+Localize: TypeAlias = Callable[[datetime], datetime]
+"""A function that gives a time its zone."""
+
+
+def in_utc(moment: datetime) -> datetime:
+    """Give a time the zone UTC."""
+    return moment.replace(tzinfo=UTC)
+
+
 def to_table(
-    rows: Sequence[Mapping[str, Any]] | pa.Table, schema: pa.Schema, owner: str = "source"
+    rows: Sequence[Mapping[str, Any]] | pa.Table,
+    schema: pa.Schema,
+    owner: str = "source",
+    localize: Localize = in_utc,
 ) -> pa.Table:
     """Return rows as a table with a schema. Columns that a row leaves out are null.
+
+    `localize` gives times of mappings a zone if they have none. Times of a table are then in UTC.
 
     Raises
     ------
@@ -46,7 +60,7 @@ def to_table(
             for field in schema
         ]
         return pa.table(columns, schema=schema)
-    arrays = [_array([row.get(field.name) for row in rows], field) for field in schema]
+    arrays = [_array([row.get(field.name) for row in rows], field, localize) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -57,29 +71,32 @@ def _cast(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray
         raise _misfit(field, error) from None
 
 
-def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
+def _array(values: list[Any], field: pa.Field[Any], localize: Localize) -> pa.Array[Any]:
     try:
-        return pa.array([_with_times(value, field.type) for value in values], field.type)
+        return pa.array([_with_times(value, field.type, localize) for value in values], field.type)
     except (ValueError, pa.ArrowTypeError) as error:
         raise _misfit(field, error) from None
 
 
-def _with_times(value: Any, kind: pa.DataType) -> Any:
+def _with_times(value: Any, kind: pa.DataType, localize: Localize) -> Any:
     """Replace texts for times and dates in a value, also inside lists and structs, by times and dates."""
     if pa.types.is_timestamp(kind):
-        return _moment(value, has_zone=kind.tz is not None)
+        return _moment(value, localize if kind.tz is not None else None)
     if pa.types.is_date(kind) and isinstance(value, str):
         return datetime.fromisoformat(value).date()
     if pa.types.is_struct(kind) and isinstance(value, Mapping):
         types = {field.name: field.type for field in kind}
-        return {name: _with_times(one, types[name]) if name in types else one for name, one in value.items()}
+        return {
+            name: _with_times(one, types[name], localize) if name in types else one
+            for name, one in value.items()
+        }
     if pa.types.is_list(kind) and isinstance(value, list):
-        return [_with_times(one, kind.value_type) for one in value]
+        return [_with_times(one, kind.value_type, localize) for one in value]
     return value
 
 
-def _moment(value: Any, *, has_zone: bool) -> Any:
-    """Return the time that a value means; times without a zone are in UTC.
+def _moment(value: Any, localize: Localize | None) -> Any:
+    """Return the time that a value means; `localize`, if given, adds a zone that is not there.
 
     Raises
     ------
@@ -89,8 +106,8 @@ def _moment(value: Any, *, has_zone: bool) -> Any:
     moment = datetime.fromisoformat(value) if isinstance(value, str) else value
     if isinstance(moment, int | float):
         raise ValueError(f"{moment} is a number; {TIME_HINT}")
-    if has_zone and isinstance(moment, datetime) and moment.tzinfo is None:
-        return moment.replace(tzinfo=UTC)
+    if localize is not None and isinstance(moment, datetime) and moment.tzinfo is None:
+        return localize(moment)
     return moment
 
 

@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import yaml
 
 from penstock.conf.document import PlainLoader
 from penstock.errors import InvalidUsageError, PenstockError
+from penstock.records.python_rows import Localize
 from penstock.testing.pipelines import PipelineTest, pipeline
 
 __all__ = ["Case", "CaseResult", "cases_beside", "read_cases", "run_case"]
@@ -206,50 +207,52 @@ def _run_step(test: PipelineTest, kind: str, content: Any) -> Iterator[str]:
         expected = content if isinstance(content, dict) else {"rows": content}
         got = test.rows()
         if "rows" in expected:
-            yield from _differ(expected["rows"] or [], got)
+            yield from _differ(expected["rows"] or [], got, test.localize)
         metrics = test.metrics[-1] if test.metrics else {}
         for name, value in expected.items():
             if name == "staleness_ms":
                 yield from _differ_in_staleness(value, test.staleness_ms)
             elif name == "late_rows":
-                yield from _differ(value or [], test.late_rows())
+                yield from _differ(value or [], test.late_rows(), test.localize)
             elif name != "rows" and metrics.get(name, 0) != value:
                 yield f"- {name}: {value}"
                 yield f"+ {name}: {metrics.get(name, 0)}"
 
 
-def _differ(expected: Sequence[Mapping[str, Any]], got: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _differ(
+    expected: Sequence[Mapping[str, Any]], got: Sequence[Mapping[str, Any]], localize: Localize
+) -> Iterator[str]:
     """Yield the differences between two sets of rows. Columns that no expected row names are ignored."""
     names = list(dict.fromkeys(name for row in expected for name in row))
     if missing := [name for name in names if got and name not in got[0]]:
         yield f"the results have no column {', '.join(missing)}: they have {', '.join(got[0])}"
         return
-    wanted, found = ([_line(row, names or list(row)) for row in rows] for rows in (expected, got))
+    wanted, found = ([_line(row, names or list(row), localize) for row in rows] for rows in (expected, got))
     if sorted(wanted) != sorted(found):
         lines = difflib.unified_diff(sorted(wanted), sorted(found), "expected", "got", lineterm="", n=1)
         yield from list(lines)
 
 
-def _line(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name}: {_text(row.get(name))}" for name in names)
+def _line(row: Mapping[str, Any], names: Sequence[str], localize: Localize) -> str:
+    return ", ".join(f"{name}: {_text(row.get(name), localize)}" for name in names)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, localize: Localize) -> str:
     """Return a text for a value, so that a value in YAML and an equal value in results have the same text."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime.combine(value, time())
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
             return json.dumps(value, ensure_ascii=False)
     if isinstance(value, datetime):
-        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-        return moment.isoformat().replace("+00:00", "Z")
-    if isinstance(value, date):
-        return value.isoformat() + "T00:00:00Z"
+        moment = localize(value) if value.tzinfo is None else value
+        return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_text(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {_text(one, localize)}" for name, one in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_text, value)) + "]"
+        return "[" + ", ".join(_text(one, localize) for one in value) + "]"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return "null" if value is None else str(value)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock import _failpoints
 from penstock._clock import SimulatedClock
 from penstock.errors import InternalError, InvalidUsageError
-from penstock.records.python_rows import TIME_HINT, to_table
+from penstock.records.python_rows import TIME_HINT, Localize, in_utc, to_table
 from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
@@ -54,11 +54,19 @@ class LocalTest:
         The time between triggers in `advance`. By default, `advance` triggers once, at its end.
     start : datetime
         The time at which the test begins.
+    localize : callable
+        Gives a zone to times of rows without a zone.
     """
 
     def __init__(
-        self, inputs: Mapping[str, PushInput], directory: Path, interval: str | None, start: datetime
+        self,
+        inputs: Mapping[str, PushInput],
+        directory: Path,
+        interval: str | None,
+        start: datetime,
+        localize: Localize = in_utc,
     ) -> None:
+        self.localize = localize
         self._inputs = dict(inputs)
         self._directory = directory
         self._interval = interval
@@ -88,8 +96,8 @@ class LocalTest:
         Parameters
         ----------
         rows : sequence of mapping or pyarrow.Table
-            The rows. Columns that a row leaves out are null. Times may be ISO texts; without a zone, they are
-            in UTC.
+            The rows. Columns that a row leaves out are null. Times may be ISO texts. Times without a zone are
+            in the pipeline's ``spark.sql.session.timeZone``, by default UTC; in a table, always in UTC.
         to : str
             The source: ``source`` for the pipeline's own source, ``with`` for the other side of a join, or
             the name of an input of a union.
@@ -105,7 +113,7 @@ class LocalTest:
             hint = did_you_mean(to, list(self._inputs), f"the sources are {', '.join(self._inputs)}")
             raise InvalidUsageError(f"there is no source {to!r}", hint=hint)
         source = self._inputs[to]
-        source.send(to_table(rows, source.arrow))
+        source.send(to_table(rows, source.arrow, localize=self.localize))
         self._is_pending = True
 
     def trigger(self) -> None:
@@ -247,7 +255,7 @@ class PipelineTest(LocalTest):
         The directory for the checkpoint and the state.
     schemas : mapping of str to str
         The columns of sources by their names, as DDL, for sources that do not declare them.
-    start : datetime
+    start : str or datetime
         The time at which the test begins.
     """
 
@@ -257,7 +265,7 @@ class PipelineTest(LocalTest):
         document: Document,
         directory: Path,
         schemas: Mapping[str, str],
-        start: datetime,
+        start: str | datetime,
     ) -> None:
         from penstock.jobs.local.pipeline import source_schemas
         from penstock.local_engine.inputs import PushInput
@@ -266,7 +274,9 @@ class PipelineTest(LocalTest):
         self._document = document
         inputs = {name: PushInput(schema) for name, schema in source_schemas(pipeline, schemas).items()}
         trigger = pipeline.query.trigger
-        super().__init__(inputs, directory, None if trigger == "available_now" else trigger, start)
+        interval = None if trigger == "available_now" else trigger
+        localize = _in_zone(pipeline.query.spark.get("spark.sql.session.timeZone", "UTC"))
+        super().__init__(inputs, directory, interval, parse_start(start, localize), localize)
 
     def _open(self) -> LocalGraph:
         from penstock.jobs.local.pipeline import Places, open_pipeline
@@ -348,12 +358,11 @@ def pipeline(
 
     loaded, document = load_document(str(reference), overrides)
     import_beside(loaded, reference)
-    begin = parse_start(start)
     query = loaded.query.model_copy(update={"checkpoint": None, "state_location": None})
     loaded = loaded.model_copy(update={"query": query, "engine": "local"})
     with tempfile.TemporaryDirectory(prefix="penstock-test-") as directory:
         quiet = redirect_late_rows(loaded, late_place(Path(directory)))
-        yield PipelineTest(quiet, document, Path(directory), schemas or {}, begin)
+        yield PipelineTest(quiet, document, Path(directory), schemas or {}, start)
 
 
 def late_place(directory: Path) -> Callable[[str], str]:
@@ -361,8 +370,21 @@ def late_place(directory: Path) -> Callable[[str], str]:
     return lambda name: str(directory / _LATE_ROWS / name)
 
 
-def parse_start(start: str | datetime) -> datetime:
-    """Return the time at which a test begins. A time without a zone is in UTC.
+def _in_zone(zone: str) -> Localize:
+    """Return a function that gives times a zone as a run does for records of files."""
+
+    def localize(moment: datetime) -> datetime:
+        from penstock.local_engine.field_texts import to_instants
+
+        times = pa.chunked_array([pa.array([moment], pa.timestamp("us"))])
+        localized: datetime = to_instants(times, zone).cast(pa.timestamp("us", "UTC"))[0].as_py()
+        return localized
+
+    return in_utc if zone == "UTC" else localize
+
+
+def parse_start(start: str | datetime, localize: Localize = in_utc) -> datetime:
+    """Return the time at which a test begins; `localize` gives it a zone if it has none.
 
     Raises
     ------
@@ -375,4 +397,4 @@ def parse_start(start: str | datetime) -> datetime:
             raise ValueError
     except ValueError:
         raise InvalidUsageError("the start is not a time", start=start, hint=TIME_HINT) from None
-    return begin if begin.tzinfo else begin.replace(tzinfo=UTC)
+    return begin if begin.tzinfo else localize(begin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import penstock.testing
+from penstock.checkpointing.p_stream import PStreamReader
 from penstock.cli import app
 from penstock.conf.document import PipelineError
 from penstock.errors import InvalidUsageError
@@ -398,3 +400,49 @@ def test_a_missing_file_of_cases_is_told(quotes: str) -> None:
     assert ran.exit_code == 2
     assert "nowhere.yaml: " in ran.output
     assert "cases" not in ran.output
+
+
+@pytest.mark.parametrize("zone", ["Europe/Zurich", "+05:30", "UTC"])
+def test_times_without_a_zone_are_read_as_in_a_run(tmp_path: Path, zone: str) -> None:
+    """Send a summer time, a time that the clocks skip, a time that they repeat, and a late time."""
+    texts = ["2026-07-01T07:01:00", "2026-03-29T02:30:00", "2026-10-25T02:30:00", "2100-07-01T07:01:00"]
+    texts += ["2026-07-01T07:01:00Z"]
+    rows: list[dict[str, Any]] = [
+        {"k": f"k{at}", "ts": text, "many": [{"at": text}]} for at, text in enumerate(texts)
+    ]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "engine: local\n"
+        f"source: {{type: files, format: json, path: '{tmp_path}/in',\n"
+        "         schema: 'k STRING, ts TIMESTAMP, many ARRAY<STRUCT<at: TIMESTAMP>>'}\n"
+        "queue: {key: k, time: ts, buckets: 1}\n"
+        f"sink: {{type: pstream, path: '{tmp_path}/out'}}\n"
+        f"query: {{checkpoint: '{tmp_path}/cp', trigger: available_now,\n"
+        f"        spark: {{spark.sql.session.timeZone: '{zone}'}}}}\n"
+    )
+    assert CliRunner().invoke(app, ["run", str(file), "--no-progress"]).exit_code == 0
+    with penstock.testing.pipeline(file) as test:
+        test.send(rows)
+        sent = {one["k"]: (one["ts"], one["many"]) for one in test.rows()}
+    ran = {one["k"]: (one["ts"], one["many"]) for one in PStreamReader(tmp_path / "out").read().to_pylist()}
+    assert sent == ran
+    assert len(sent) == len(texts)
+
+
+def test_expected_times_without_a_zone_are_in_the_zone_of_the_pipeline(quotes: str) -> None:
+    """Run the same case in another zone, in which its times are others."""
+    case = """
+cases:
+  - steps:
+      - given: [{k: a, ts: 2026-07-01T07:01:00, v: 1}, {k: b, ts: "2026-07-01T07:01:00Z", v: 1}]
+      - expect: [{k: a, ts: 2026-07-01T07:01:00}, {k: b, ts: 2026-07-01T09:01:00}]
+      - given: [{k: a, ts: 2026-07-01T07:02:00, v: 1}]
+      - expect: [{k: a, ts: 2026-07-01T05:02:00Z}]
+"""
+    Path(quotes).with_name("quotes.cases.yaml").write_text(case)
+    zone = "query.spark={spark.sql.session.timeZone: Europe/Zurich}"
+    ran = CliRunner().invoke(app, ["test", quotes, "--set", zone])
+    assert ran.exit_code == 0, ran.output
+    assert CliRunner().invoke(app, ["test", quotes]).exit_code == 1
