@@ -147,12 +147,12 @@ class Fields:
         return elements
 
     def rows(self, key: str | int, length: int) -> Iterator[Fields]:
-        """Return the items of each list in a list. All inner lists have the same length."""
+        """Return the items of each inner list of a list of lists. Each inner list has `length` items."""
         elements = self.items(key)
         return (elements.row(number, length) for number in range(len(elements)))
 
     def count_rows(self, key: str | int, length: int) -> list[list[int]]:
-        """Return the counts in each list of a list. This is faster than `rows`."""
+        """Return a list of lists of `length` whole numbers that are not negative. Faster than `rows`."""
         rows: list[Any] = self._get(key, list)
         for number, row in enumerate(rows):
             sound = type(row) is list and len(row) == length

@@ -64,8 +64,8 @@ class MarketSource(Section):
 class FilesSource(Section):
     """Files that arrive in a directory; `options` are for Spark's reader of the format.
 
-    `reader` chooses who reads Parquet files: Spark, or Penstock if it reduces the rows. `on_error` sets the
-    treatment of CSV and JSON records that cannot be read.
+    With the `reader` ``penstock``, Penstock reads Parquet files if the pipeline reduces the number of rows;
+    else Spark does. `on_error` sets the treatment of CSV and JSON records that cannot be read.
     """
 
     type: Literal["files"]

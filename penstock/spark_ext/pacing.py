@@ -1,7 +1,7 @@
 """Set the trigger intervals of running queries as their freshness contracts choose them.
 
 The controller of each bucket chooses an interval, and the bucket's task adds this interval to an accumulator.
-Spark passes the sum of a task to the driver's process when the task has ended, so the driver knows the
+When a task has ended, Spark sends the driver the intervals that this task added. So the driver knows the
 intervals of a micro-batch before the micro-batch ends. The least interval of all buckets becomes the trigger
 interval of the query. A query whose trigger the user has set is left alone.
 
@@ -76,7 +76,7 @@ class Pace(AccumulatorParam[Intervals]):
             known.pop(name, None)
 
     def zero(self, value: Intervals) -> Intervals:
-        """Return the sum of a task that served no bucket."""
+        """Return the empty value, with which each task begins."""
         return {}
 
     def addInPlace(self, value1: Intervals, value2: Intervals) -> Intervals:

@@ -19,9 +19,9 @@ class NullSuppression(Codec):
     """Packs offsets into as few bits as each sub-block needs; see `penstock.compression.kernels.bits`.
 
     The parameters are one byte. Bits 0 to 2 hold the step. Bit 3 is set if the stream is patched. Bit 4 is
-    set if the packed bytes are the last child instead of the payload. Then, as in ``base_delta>ns_lz4``, a
-    codec of bytes finds patterns that repeat at whole sub-blocks. The first three children have values for
-    each sub-block. The children are:
+    set if the packed bytes are the last child instead of the payload. In this case a codec of bytes (LZ4 in
+    ``base_delta>ns_lz4``) compresses the packed bytes again. It finds patterns that repeat after a whole
+    number of sub-blocks. The first three children have values for each sub-block. The children are:
 
     1. the widths;
     2. the bases, unless the step is NONE; for XOR, the number of low zero bits that were cut off;

@@ -177,9 +177,10 @@ def _assign_codes(
 ) -> int:
     """Assign codes to distinct texts in order of appearance; return their number, or -1 if too many.
 
-    The kernel reads the rows in `selection`, or the first rows if `selection` is empty. The number of slots
-    of `table` is a power of two, at least two, and greater than the size of `rows`. Each slot is -1 at first.
-    `rows` gets the first row of each distinct text, and `heads` the first 8 bytes of the text.
+    The kernel codes the rows whose numbers are in `selection`. If `selection` is empty, it codes the first
+    `len(codes)` rows. The number of slots of `table` is a power of two, at least two, and greater than the
+    size of `rows`. Each slot is -1 at first. `rows` gets the first row of each distinct text, and `heads` the
+    first 8 bytes of the text.
     """
     has_rows = selection.shape[0] > 0
     mask = np.uint64(table.shape[0] - 1)

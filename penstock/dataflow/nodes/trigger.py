@@ -49,10 +49,10 @@ def _as_text(nodes: Iterable[Node], share: float) -> str | None:
 
 
 def find_promises(results: Node) -> dict[str, float]:
-    """Return the staleness in seconds that contracts promise, by the name of the contract's class.
+    """Return the promised staleness in seconds of each class of keys, by the name of the class.
 
-    Only operators after the last p-streams count. If several contracts have a class of the same name, its
-    promise is the least of their limits.
+    Only operators after the last p-streams count. If several contracts have a class with the same name, the
+    function returns the smallest limit of these classes.
     """
     limits_s: dict[str, float] = {}
     for contract in _find_contracts(_find_own(results)):

@@ -1,7 +1,7 @@
 """Find unknown columns and functions in all sections of a pipeline.
 
-The builder of a graph stops at a mistake that later sections may depend on. This module also checks the later
-sections, and every expression of a section.
+The builder of a graph stops at the first mistake in a section whose columns later sections may use. This
+module also checks the later sections, and every expression of a section.
 """
 
 from __future__ import annotations

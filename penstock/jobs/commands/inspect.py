@@ -45,7 +45,7 @@ def state(
     Every file is read and checked. The exit code is 1 if a file is damaged.
 
     \b
-    newest         files of the highest version: version-first digits of file id
+    newest         files of the highest version: <version>-<start of file id>
     proven         newest version that was certainly committed
     versions       versions that can be loaded
     chain          files that a load reads: base + deltas

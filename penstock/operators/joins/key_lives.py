@@ -1,7 +1,8 @@
 """The keys that leave the state of a join, because neither side had a tuple of the key for the time to live.
 
-The clock and the horizon are the same as for queues (`penstock.operators.queues.expiry`). Every tuple at or
-before the horizon of earlier micro-batches is late, so a match of a removed key cannot be delivered again.
+The clock is the same as for queues (`penstock.operators.queues.expiry`): the newest time so far. The
+*horizon* is this time less the time to live. The join drops a tuple that is at or before the horizon of the
+earlier micro-batches. So a match that was delivered before its key left cannot be delivered again.
 """
 
 from __future__ import annotations

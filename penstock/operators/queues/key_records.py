@@ -80,7 +80,7 @@ class KeyRecords:
         self._codec = stream.codec
         self._index = KeyIndex()
         self._gone = 0
-        """Number of keys that have left and not returned; their numbers stay until `keep`."""
+        """Number of keys that have left and not returned, and that `keep` has not forgotten."""
         self._columns = dict(columns)
         self._arrays: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(0, type(value)) for name, value in columns.items()
@@ -194,7 +194,8 @@ class KeyRecords:
     def remove(self, ids: Integers) -> None:
         """Mark keys as gone.
 
-        Their numbers stay until `keep`; their records stay until the keys return as new keys.
+        The keys keep their numbers and records in memory until `keep` forgets them. If such a key arrives
+        again before that, its record becomes the record of a new key.
 
         If a key changed since it was stored, its record is stored once more, because the stored record may
         say that the key waits.

@@ -4,8 +4,9 @@ A partition has its own thread and `TableSet`: its rows of the partitioned table
 replicated tables. A coordinator has another copy of the replicated tables. Invariants:
 
 1. A run of a program has the same results as a serial run of its events in their order.
-2. Between runs, the coordinator has all rows of the gathered tables, and no rows of other partitioned
-   tables. All copies of a replicated table are equal.
+2. Between runs, the coordinator has all rows of the gathered tables
+   (`penstock.procedures.partitions.partitioned_rows`), and no rows of all other partitioned tables. All
+   copies of a replicated table are equal.
 3. A version does not depend on the partitions, so a database can be opened with any number of partitions.
 """
 

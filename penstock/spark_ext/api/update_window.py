@@ -98,8 +98,9 @@ def update_window(
         values, with 99 % confidence.
     mode : {"append", "lazy", "eager"}
         The windows to emit (UpStream §6.2). ``"append"``: every window, once, when the watermark passes its
-        end. ``"lazy"``: the newest complete window of each key; older windows are dropped. ``"eager"``: a key
-        commits to its newest window, and drops all its other windows until this window is complete.
+        end. ``"lazy"``: the newest complete window of each key; older windows are dropped. ``"eager"``: when
+        it is a key's turn, the queue chooses the key's window that started last, and emits this window once
+        it is complete; of the key's newer windows, only the newest waits.
     budget : int or str, optional
         For lazy and eager mode: how much to serve in a trigger. Either a number of windows, served in the
         order of `policy`, or the time for which each of Spark's parallel tasks serves windows, such as

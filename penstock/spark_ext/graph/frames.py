@@ -100,7 +100,7 @@ class SinkInput:
 
 
 class Frames:
-    """Makes DataFrames from a plan's nodes. The driver uses one object for each start.
+    """Makes DataFrames from a plan's nodes. The driver makes one `Frames` for each start.
 
     A node with several readers is built once for each, with separate subscriptions, because Spark does not
     read two copies of a source at the same pace.

@@ -135,8 +135,9 @@ def check_input(specification: Mapping[str, Any], columns: StructType) -> None:
 def _old_field(text: str, names: Iterable[str]) -> pa.Field[Any]:
     """Return an old column of the input, from its name and type in the specification.
 
-    A name may contain spaces, so the function looks for a new column's name that the text begins with. It
-    takes the name only if the rest of the text is a type.
+    The text in the specification is the column's name, a space and the type. Names may contain spaces, so the
+    function tries each column name of the new input with which `text` begins, the longest first. It takes a
+    name only if the rest of the text is a type.
     """
     for name in sorted((one for one in names if text.startswith(f"{one} ")), key=len, reverse=True):
         with contextlib.suppress(InvalidUsageError):

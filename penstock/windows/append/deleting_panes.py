@@ -59,9 +59,10 @@ def skip_deleted(layout: DeletingLayout, values: pa.RecordBatch, low: Integers, 
 
 
 class DeletingPanes(TimePanes):
-    """The pane partials of time windows with deletes; inputs are `DeletingLayout.arriving`.
+    """The pane partials of time windows whose rows may delete their group.
 
-    `run` takes watermarks as times; the state stores them as panes.
+    The input batches have the schema `DeletingLayout.arriving`. `run` takes watermarks as times; the state
+    stores them as panes.
     """
 
     def __init__(

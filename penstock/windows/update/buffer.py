@@ -197,7 +197,7 @@ class WindowBuffers:
             self._rows.compact(self._all(np.arange(len(self.key_rows)), fresh=False)[0])
 
     def store(self, ids: Integers, *, fresh: bool) -> tuple[Mapping[str, Integers], pa.RecordBatch]:
-        """Return the key rows and tuples of keys.
+        """Return the key rows and the tuples of the keys with these numbers.
 
         If `fresh`, return only new tuples and mark them as stored.
         """

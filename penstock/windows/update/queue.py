@@ -430,7 +430,7 @@ class WindowQueue:
         self.scheduler.arrive(ids, resident, now_us, birth, self.cost_us, under_way)
 
     def _commit(self, ids: Integers, now_us: int, state: zones.State) -> None:
-        """Commit to the windows of keys that left the scheduler."""
+        """Commit each key that left the scheduler to the window with which it waited."""
         key_rows = self.buffers.key_rows
         self.scheduler_meter.add(key_rows[ids, zones.SINCE], key_rows[ids, zones.QUEUE_BOOKED], now_us)
         transitions.commit(ids, now_us, state)

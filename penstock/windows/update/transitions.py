@@ -2,7 +2,8 @@
 
 Window k has the panes ``[k * slide, k * slide + size)``. The panes of a key arrive in increasing order, and
 no pane is older than the watermark. So everything before ``max(watermark, newest pane + 1)`` has arrived, and
-a window that ends there or earlier is *complete*.
+a window that ends there or earlier is *complete*. When it is a key's turn, the queue *commits* to the window
+with which the key waits: this window is served to its end, even if newer windows of the key arrive.
 
 Some names are the paper's. `_mru_l` and `_mru_e` are the two rules for the most recent window;
 `_is_update`, `_do_promote` and `_is_avail` are the conditions of the graph. `penstock.windows.update.queue`
@@ -312,7 +313,7 @@ def sweep(ids: Integers, watermark: int, now_us: int, events: Integers, state: S
 
 @kernel
 def _commit(k: int, now_us: int, state: State) -> None:
-    """Commit to the window that the key waits with, which becomes the dequeue side."""
+    """Commit to the window with which the key waits. The tuples of this window become the dequeue side."""
     key_rows, _, registers, blocks, _, _ = state
     key_rows[k, COMMITTED] = key_rows[k, CANDIDATE]
     key_rows[k, CANDIDATE] = NEVER
@@ -328,7 +329,10 @@ def _commit(k: int, now_us: int, state: State) -> None:
 
 @kernel
 def commit(ids: Integers, now_us: int, state: State) -> None:
-    """Commit to the windows of keys that left the scheduler. The keys become READY, in this order."""
+    """Commit keys that left the scheduler to the windows with which they waited.
+
+    The keys become READY in the order of `ids`.
+    """
     for i in range(ids.shape[0]):
         _commit(ids[i], now_us, state)
         _push_ready(ids[i], state)

@@ -5,8 +5,8 @@ aggregated go to slot 0, so that kernels need not check the mask again.
 
 A stream is nearly ordered by time. So the hash table holds only the slots of the current pane. A slot number
 below the first slot of this pane belongs to an earlier pane, and its place in the table counts as free. So
-the table never needs to be cleared, and it fits into the first caches. If rows of an earlier pane follow, the
-groups of that pane get new slots, and the caller merges the duplicates.
+the table never needs to be cleared, and it fits into the processor's L1 or L2 cache. If rows of an earlier
+pane follow, the groups of that pane get new slots, and the caller merges the duplicates.
 """
 
 from __future__ import annotations
