@@ -66,6 +66,8 @@ class LocalQuery:
     ----------
     name : str
         The query's name in the graph.
+    title : str
+        The query's name for people, as on Spark.
     log : QueryLog
         The query's checkpoint.
     inputs : sequence of Input
@@ -90,6 +92,7 @@ class LocalQuery:
     def __init__(
         self,
         name: str,
+        title: str,
         log: QueryLog,
         inputs: Sequence[Input],
         operator: LocalOperator | None,
@@ -98,6 +101,7 @@ class LocalQuery:
         clock: Clock = now_us,
     ) -> None:
         self.name = name
+        self.title = title
         self.log = log
         self.operator = operator
         self.newest: LocalBatch | None = None
@@ -169,7 +173,7 @@ class LocalQuery:
             self.log.plan(number, ends)
         failpoint("local.after_plan")
         batch = MicroBatch(
-            number, self.log.id, self.name, self._run, starts, ends, self._clock, wakes=self._wakes,
+            number, self.log.id, self.title, self._run, starts, ends, self._clock, wakes=self._wakes,
             on_served=self._expect_overdue,
         )  # fmt: skip
         operator = self.operator

@@ -193,8 +193,9 @@ def start_local(
     for node in topological(plan.root):
         if isinstance(node, Materialize):
             location = directory.place("p-streams", names[node.name])
-            started.add(_INGEST + names[node.name], node.inputs[0], _into(location), location)
-    schema = started.add(RESULTS, plan.root, sink, finish=finish)
+            title = f"{graph.name}.{node.name}"
+            started.add(_INGEST + names[node.name], title, node.inputs[0], _into(location), location)
+    schema = started.add(RESULTS, graph.name, plan.root, sink, finish=finish)
     if old is None:
         check_readers_are_free(started.readings, started.writers)
     shown_plan = None if shown is None else shown.plan(statistics, persist)
@@ -219,6 +220,7 @@ class _Queries:
     def add(
         self,
         name: str,
+        title: str,
         end: Node,
         sink: OpenOutput,
         location: str | None = None,
@@ -241,7 +243,7 @@ class _Queries:
             for note in missing_state_notes(operator.name, place, log.id, has_commits=False):
                 _LOGGER.warning("%s [query=%s]", note, self.builder.name)
         query = LocalQuery(
-            name, log, self.builder.inputs, self.builder.operator, node_rows.rows, output, self.clock
+            name, title, log, self.builder.inputs, operator, node_rows.rows, output, self.clock
         )
         if operator is not None and operator.pointers and not is_known:
             state = open_files(operator.task.state_location).child(log.id).child(operator.name)

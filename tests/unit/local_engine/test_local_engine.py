@@ -673,6 +673,19 @@ def test_a_checkpoint_shows_the_plan_that_explain_shows(
     assert CliRunner().invoke(app, ["run", "p.yaml", "--no-progress"]).exit_code == 0, "it starts again"
 
 
+def test_state_has_the_name_of_its_query_as_on_spark(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(30))
+    location = {"checkpoint": str(tmp_path / "checkpoint"), "trigger": "available_now"}
+    queue = pipeline(tmp_path, queue=QUEUE, query=location | {"name": "orders"})
+    run_to_end(queue)
+    command = ["inspect", "state", str(tmp_path / "checkpoint" / "state"), "--json"]
+    (bucket,) = json.loads(CliRunner().invoke(app, command).stdout)["buckets"]
+    assert bucket["query_name"] == "orders"
+    append(tmp_path / "in", updates(30, first=30))
+    renamed = pipeline(tmp_path, queue=QUEUE, query=location | {"name": "results"})
+    assert run_to_end(renamed).batches == 1, "a checkpoint with another name starts"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize(
     ("before", "after", "was", "now"),
