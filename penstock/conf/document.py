@@ -65,12 +65,22 @@ class Document:
         path.
     problems : list of str
         The problems found so far.
+    unset : dict
+        The problem of each field whose variable has no value, by the field's path. The field's value is the
+        text with the variable.
     """
 
     name: str
     data: dict[str, Any]
     places: dict[FieldPath, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    unset: dict[FieldPath, str] = field(default_factory=dict)
+
+    def is_unset(self, path: FieldPath) -> bool:
+        """Return whether a field, its section or an item of its list is a variable without a value."""
+        return any(
+            path[: len(at)] == at or (path == at[:-1] and isinstance(at[-1], int)) for at in self.unset
+        )
 
     def place(self, path: FieldPath) -> str:
         """Return the position of a field, or of the nearest section around it."""
@@ -128,7 +138,7 @@ class Document:
             # Put the value on its own line, so that it can be a flow list or a quoted text, but cannot add a
             # second field.
             root = yaml.compose(text, Loader=PlainLoader)
-            problems = [] if root is None else _substitute(root, place, parts)
+            problems = [] if root is None else list(_substitute(root, place, parts).values())
             value = None if problems else _construct(root, text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             fact = f"the value is not YAML: {getattr(error, 'problem', None) or error}"
@@ -155,8 +165,9 @@ class Document:
                 )
             section = section[part]
         section[parts[-1]] = value
-        for path in [path for path in self.places if path[: len(parts)] == parts]:
-            del self.places[path]
+        for known in (self.places, self.unset):
+            for path in [path for path in known if path[: len(parts)] == parts]:
+                del known[path]
         self.places[parts] = place
 
 
@@ -180,13 +191,13 @@ def _construct(node: yaml.Node | None, text: str) -> Any:
         loader.dispose()
 
 
-def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str]:
-    """Replace variables by their values; return a problem for each variable that has no value.
+def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> dict[FieldPath, str]:
+    """Replace variables by their values; return the problem of each field whose variable has no value.
 
     A scalar without quotes gets the type of the variable's value, as if the value were written in the file. A
     quoted scalar stays text.
     """
-    problems: list[str] = []
+    problems: dict[FieldPath, str] = {}
     waiting: list[tuple[FieldPath, yaml.Node]] = [(parent, root)]
     while waiting:
         path, node = waiting.pop()
@@ -197,7 +208,7 @@ def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str
             node.value = substitute_variables(node.value)
         except InvalidUsageError as error:
             line = place if place.startswith("--set ") else f"{place}:{node.start_mark.line + 1}"
-            problems.append(describe(line, path, error.fact, error.hint))
+            problems[path] = describe(line, path, error.fact, error.hint)
             continue
         if node.style is None:
             resolver: Any = PlainLoader("")  # its methods have no types
@@ -272,7 +283,7 @@ def read_document(text: str, name: str) -> Document:
     ------
     PipelineError
         If the text is not YAML, is empty, is not a mapping, or has a field twice, an alias, or a field whose
-        name is not text.
+        name is not text. A variable without a value is no error here; see `Document.unset`.
     """
     try:
         root = yaml.compose(text, Loader=PlainLoader)
@@ -304,9 +315,9 @@ def read_document(text: str, name: str) -> Document:
             ]
         )
     places, problems = _walk(name, root)
-    problems = problems or _substitute(root, name)
     if problems:
         raise PipelineError(problems)
+    unset = _substitute(root, name)
     try:
         data = _construct(root, text)
     except yaml.MarkedYAMLError as error:
@@ -315,4 +326,4 @@ def read_document(text: str, name: str) -> Document:
         raise PipelineError([describe(place, (), f"not YAML: {error.problem}")]) from None
     except ValueError as error:
         raise PipelineError([describe(name, (), f"not YAML: {error}")]) from None
-    return Document(name, data, places)
+    return Document(name, data, places, unset=unset)

@@ -331,8 +331,8 @@ def load_parts(
     Returns
     -------
     pipeline : Pipeline or None
-        The pipeline without its wrong fields. None if the remaining fields are not a pipeline, or if the
-        columns of other parts depend on a wrong field.
+        The pipeline without its wrong fields. None if the remaining fields are not a pipeline, if the
+        columns of other parts depend on a wrong field, or if a variable has no value.
     document : Document
         The positions of the file's fields.
     problems : list of str
@@ -355,10 +355,13 @@ def load_parts(
             document.set(override, FREE_SECTIONS)
         except PipelineError as error:
             problems += error.problems
+    problems += document.unset.values()
     found = _find_problems(document.data)
     if isinstance(found, Pipeline):
-        return found, document, problems, found
-    problems += _describe_problems(found, document)
+        return None if document.unset else found, document, problems, found
+    problems += _describe_problems([one for one in found if not document.is_unset(one[0])], document)
+    if document.unset:
+        return None, document, problems, _columns_only(document.data, found)
     rest = _without_wrong_fields(document.data, found)
     tries = [] if rest is None else [rest, _without_output(rest)]
     checked = next((one for one in map(_find_problems, tries) if isinstance(one, Pipeline)), None)

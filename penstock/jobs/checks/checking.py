@@ -177,7 +177,7 @@ def _collect(
 
     document.problems.clear()
     for use in uses:
-        for error in find(use):
+        for error in () if document.is_unset(use.path) else find(use):
             with field_errors(document, *use.path, goes_on=True):
                 raise error
     return list(document.problems)

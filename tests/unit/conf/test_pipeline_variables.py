@@ -48,9 +48,8 @@ def test_a_file_is_read_without_its_last_line_break(tmp_path: Path) -> None:
 
 def test_every_problem_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOPE", raising=False)
-    with pytest.raises(PipelineError) as caught:
-        _values("a:\n  b: ${NOPE}\n  c: ${1 + 1}\n  d: [ok, '${file:/no/such}']\n")
-    assert [problem.partition(". Hint")[0] for problem in caught.value.problems] == [
+    text = "a:\n  b: ${NOPE}\n  c: ${1 + 1}\n  d: [ok, '${file:/no/such}']\n"
+    assert [problem.partition(". Hint")[0] for problem in read_document(text, "p.yaml").unset.values()] == [
         "p.yaml:2: a.b: the variable NOPE is not set",
         "p.yaml:3: a.c: ${1 + 1} is not a variable",
         "p.yaml:4: a.d.1: ${file:/no/such} cannot be read: No such file or directory.",
@@ -80,6 +79,21 @@ def test_values_reach_spark_and_not_the_messages(tmp_path: Path, monkeypatch: py
         assert "${BROKERS}" in text
     error = InvalidUsageError("cannot reach broker-of-mine:9092", hint="ask broker-of-mine:9092", at="x")
     assert str(error) == "cannot reach ${BROKERS}: at=x. Hint: ask ${BROKERS}."
+
+
+def test_a_variable_without_a_value_fails_unless_its_field_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOPE", raising=False)
+    file = tmp_path / "p.yaml"
+    file.write_text("source: {type: rate}\nqueue: {key: value, time: '${NOPE}'}\nsink: {type: noop}\n")
+    for overrides in ([], ["queue.time=${NOPE}"], ["query.name=x"]):
+        with pytest.raises(PipelineError, match="the variable NOPE is not set"):
+            load_pipeline(file, overrides)
+    for overrides in (["queue.time=timestamp"], ["queue={key: value, time: timestamp}"]):
+        queue = load_pipeline(file, overrides).queue
+        assert queue is not None
+        assert queue.time == "timestamp"
 
 
 def test_overrides_have_variables_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

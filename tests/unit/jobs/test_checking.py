@@ -349,6 +349,32 @@ def test_no_unknown_column_is_hidden_by_another_mistake(
 
 @pytest.mark.parametrize("engine", ["spark", "local"])
 @pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"source": JSON | {"path": "${NOPE}"}, "queue": {"key": "sensr", "time": "tss", "policy": "lifo"}},
+         ["source.path", "queue.policy", "queue.key sensr", "queue.time tss"]),
+        ({"queue": {"key": ["simbol", "${NOPE}"], "time": "tme"}}, ["queue.key.1", "queue.time tme"]),
+        ({"source": {"type": "market", "rows": "${NOPE}"}, "sink": {"type": "nop"}},
+         ["source.rows", "sink.type"]),
+        ({"filter": "${NOPE}", "projection": ["symbol", "prise"], "queue": {"key": "simbol", "time": "tme"}},
+         ["filter", "projection prise", "queue.key simbol", "queue.time tme"]),
+        ({"queue": {"key": "symbol", "time": "time", "budget": "${NOPE}", "arrival": "arival"},
+          "results": {"filter": "c > 0"}},
+         ["queue.budget", "queue.arrival arival", "results.filter c"]),
+    ],
+)  # fmt: skip
+def test_a_variable_without_a_value_hides_no_mistake_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, changes: dict[str, Any], fields: list[str]
+) -> None:
+    monkeypatch.delenv("NOPE", raising=False)
+    problems = problems_of(written(tmp_path, {"engine": engine} | changes))
+    found = [re.sub(r": there is no column '(\w+)'.*|: .*", r" \1", text).strip() for text in problems]
+    assert sorted(found) == sorted(fields)
+    assert sum("the variable NOPE is not set" in text for text in problems) == 1
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize(
     ("changes", "problems"),
     [
         ({"filter": "abz(price) > 0"}, ["filter: there is no function 'abz'. Hint: did you mean 'abs'?"]),
