@@ -138,10 +138,10 @@ def _array(texts: list[Any], kind: pa.DataType) -> pa.Array[Any]:
 
 
 def _ranked(numbers: Numbers, limit: int, *, most_times: int = _MAX_TIMES_TO_MARK) -> tuple[Numbers, Numbers]:
-    """Return the distinct numbers, all below `limit`, and the position of each number among them.
+    """Return the distinct values of `numbers`, and the position of each number among them.
 
-    If `limit` is more than `most_times` times the count of numbers, the numbers are sorted; otherwise they
-    are marked in an array.
+    All numbers are below `limit`. If `limit` is more than `most_times` times the count of numbers, the
+    numbers are sorted; otherwise they are marked in an array.
     """
     if limit > most_times * len(numbers):
         return np.unique(numbers, return_inverse=True)

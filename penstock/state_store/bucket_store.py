@@ -405,7 +405,7 @@ class BucketStore(BucketFiles):
         return handle.links[:-1]
 
     def _write_snapshot(self, pointer: Pointer, units: Iterator[PUnit]) -> tuple[Link, ...]:
-        """Publish a snapshot: 1. its parts, 2. its own file at `pointer`. Log a failure."""
+        """Publish a snapshot's parts, and then its own file at `pointer`. Log a failure."""
         try:
             parts = self._write_parts(pointer.version, units)
             self._publish(pointer, PUnit("snapshot", {}), {}, Handle(parts, base=0), None)

@@ -13,11 +13,12 @@ that the query commits looks like a lost attempt.
 
 Invariants:
 
-1. With a committed pointer, garbage is the files that the arrival of the pointer in a task would prove
-   unnecessary: `BucketStore.garbage`.
-2. Without a committed pointer, the checkpoint may point at any loadable version. A file is garbage if no
-   loadable version has it in its chain and its number is at most the lowest loadable version. A task that
-   continues from a loadable version writes higher numbers, and adopts no snapshot with such a low number.
+1. If the committed pointer is known, garbage is the files that a task would find unnecessary when this
+   pointer arrives: `BucketStore.garbage`.
+2. If the committed pointer is not known, the checkpoint may point at any loadable version. A file is garbage
+   if no loadable version has it in its chain and its number is at most the lowest loadable version. A task
+   that continues from a loadable version writes higher numbers, and adopts no snapshot with such a low
+   number.
 3. Garbage stays garbage, because later versions name only files that earlier versions name, or files with
    higher numbers. So garbage may be deleted at any later time, even while the query runs. Files of running
    attempts stay.

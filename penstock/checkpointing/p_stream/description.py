@@ -130,7 +130,7 @@ def describe(schema: pa.Schema, direct_io: bool, update_log: UpdateLog | None) -
 def publish_description(files: Files, described: memoryview) -> None:
     """Create a p-stream in a directory that has no other files, unless another process creates it first.
 
-    Hidden files do not count. A killed creation leaves a hidden file.
+    Hidden files do not count, because a creation that was killed leaves a hidden file.
 
     Raises
     ------

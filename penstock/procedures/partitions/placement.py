@@ -105,7 +105,7 @@ class Placement:
     Raises
     ------
     InvalidUsageError
-        If there are ranges, and the table is partitioned by several columns, the number of values is not the
+        If the ranges are wrong: the table is partitioned by several columns, the number of values is not the
         number of partitions minus one, or the values do not ascend or do not fit the column.
     """
 

@@ -65,7 +65,7 @@ def lookup_in(
 ) -> str | None:
     """Return the text of a `Lookup` for readers of fragments; None if Spark must join.
 
-    Spark must join if the table is large, has several rows for one fragment, or may change between
+    Spark must join if the table is large, has several rows with the same key, or may change between
     micro-batches. Spark must also join if it compares the key columns differently.
 
     Parameters

@@ -53,8 +53,8 @@ def fork_state(
     """Copy a query at a committed micro-batch, so that a second query continues from it.
 
     This function runs on the driver and starts no JVM. The copy is a new checkpoint and a new directory in
-    the state location. Nothing of the old query changes, and it may run during the copy. If the call is
-    interrupted at any point, call it again with the same arguments, and it continues.
+    the state location. Nothing of the old query changes, and the old query may run during the copy. If the
+    call is interrupted at any point, call it again with the same arguments, and it continues.
 
     Parameters
     ----------
