@@ -125,8 +125,8 @@ def check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: M
         if reading.location not in writers and reading.reader in PStream(reading.location).log.readers:
             raise InvalidUsageError(
                 "another reader with the graph's name is already subscribed to the p-stream",
-                hint="give the graph another name. If that reader is gone for good, run "
-                f"penstock gc {reading.location} --drop-reader {reading.reader}",
+                hint="give the graph another name (in a pipeline, query.name). If that reader is gone for "
+                f"good, run penstock gc {reading.location} --drop-reader {reading.reader}",
                 p_stream=reading.location,
                 reader=reading.reader,
             )

@@ -1,8 +1,9 @@
 """Shorten errors: wrong options of ``market`` or ``pstream``, and a stop in a function.
 
 Spark runs Python data sources in other processes, and copies the traceback of their errors into the text of
-its own error. So `shorten_errors` wraps PySpark's methods that load and save, once in each process. Behind
-Spark Connect any request may be the first that needs the columns, so it wraps the method that makes errors.
+its own error. So `shorten_errors` wraps PySpark's methods that load and save, and the function that makes
+its errors, once in each process. Actions and streaming queries fail through this function. Behind Spark
+Connect any request may be the first that needs the columns, so it wraps the method that makes errors.
 The error keeps its class.
 
 If a query of a classic session is stopped while its function of ``foreachBatch`` calls the JVM, Spark
@@ -17,11 +18,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
+from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.failure import is_ours, kind_of, root_cause
 from penstock.spark_ext.border.connection import Py4JError, Py4JJavaError, is_connect
 
@@ -29,6 +31,7 @@ __all__ = ["shorten_errors"]
 
 _METHODS: Final = ((DataFrameReader, "load"), (DataStreamReader, "load"), (DataFrameWriter, "save"))
 _CONDITION: Final = "[PYTHON_DATA_SOURCE_ERROR]"
+_ENDED: Final = "terminated with exception: "
 _IS_SHORT: Final = "_penstock_is_short"
 """The attribute of a method that is wrapped."""
 
@@ -48,13 +51,16 @@ def shorten_errors(spark: SparkSession) -> None:
     if is_connect(spark):
         _wrap(type(spark.client), "_handle_error", _shorten)
         return
+    from pyspark.errors.exceptions import captured  # needs Py4J
+
     for owner, name in _METHODS:
         _wrap(owner, name, _shorten)
+    _wrap(captured, "convert_exception", _shorten_made)
     _wrap(DataStreamWriter, "foreachBatch", _shorten_stops)
 
 
-def _wrap(owner: type[Any], name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a method, once in each process."""
+def _wrap(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a method or function, once in each process."""
     method = getattr(owner, name)
     if not hasattr(method, _IS_SHORT):
         wrapped = wrap(method)
@@ -72,10 +78,32 @@ def _shorten(method: Callable[..., Any]) -> Callable[..., Any]:
             text = next((name for name in ("_desc", "_message") if hasattr(error, name)), None)
             if not is_ours(error) or text is None:
                 raise
-            kind = kind_of(Exception(str(error)))
-            setattr(error, text, f"{_CONDITION} {kind.__module__}.{kind.__name__}: {root_cause(error)}")
+            setattr(error, text, _short_text(error))
             vars(error)["_display_stacktrace"] = False  # Spark Connect appends the server's stack
             raise error.with_traceback(None) from None
+
+    return call
+
+
+def _short_text(error: Exception) -> str:
+    """Return the text of an error without a traceback; for a query, with the query's ids."""
+    text = str(error)
+    kind = kind_of(Exception(text))
+    start, ended, _ = text.partition(_ENDED)
+    start = start + ended if ended and "\n" not in start else f"{_CONDITION} "
+    return f"{start}{kind.__module__}.{kind.__name__}: {root_cause(error)}"
+
+
+def _shorten_made(make: Callable[[Any], Exception]) -> Callable[[Any], Exception]:
+    """Wrap the function that makes PySpark's errors. Errors that users cannot mend keep their tracebacks."""
+
+    @functools.wraps(make)
+    def call(error: Any) -> Exception:
+        made = make(error)
+        if isinstance(made, AnalysisException | StreamingQueryException) and is_ours(made):
+            is_usage = kind_of(Exception(str(made))) is InvalidUsageError
+            vars(made).update({"_desc": _short_text(made)} if is_usage else {})
+        return made
 
     return call
 

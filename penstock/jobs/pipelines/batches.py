@@ -47,6 +47,8 @@ class Batch:
         Records of a pipeline's sources that could not be read.
     committed, rejected : int
         The numbers of committed and of rejected transactions.
+    has_operator : bool
+        Whether the query has a Penstock operator. Without one, no emitted rows are counted or shown.
     """
 
     number: int
@@ -63,6 +65,7 @@ class Batch:
     bad_records: int = 0
     committed: int = 0
     rejected: int = 0
+    has_operator: bool = True
 
     @property
     def did_something(self) -> bool:
@@ -82,6 +85,8 @@ class Totals:
         Sums over all batches; both are 0 without transactions.
     idle : int
         The number of batches without rows, which have no line.
+    has_operator : bool
+        As in the last `Batch`.
     waiting_keys : int
         Keys that still wait; their tuples are in the state.
     signal : int or None
@@ -100,6 +105,7 @@ class Totals:
     committed: int = 0
     rejected: int = 0
     idle: int = 0
+    has_operator: bool = True
 
     def plus(self, batch: Batch) -> Totals:
         """Return the totals with one more batch."""
@@ -116,6 +122,7 @@ class Totals:
             committed=self.committed + batch.committed,
             rejected=self.rejected + batch.rejected,
             idle=self.idle + (not batch.did_something),
+            has_operator=batch.has_operator,
         )
 
 
@@ -124,7 +131,7 @@ def batch_parts(batch: Batch) -> list[str]:
     parts = [f"batch {batch.number:<5} in {batch.rows_in:>9,}"]
     if batch.committed or batch.rejected:
         parts.append(f"committed {batch.committed:>8,}  rejected {batch.rejected:,}")
-    else:
+    elif batch.has_operator:
         parts.append(f"emitted {batch.emitted:>8,}")
     parts += [f"conflated {batch.conflated:>9,}"] if batch.conflated else []
     parts += [f"late {batch.late:,}"] if batch.late else []
@@ -171,7 +178,8 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = ()) -> str:
         return "no new rows"
     batches = totals.batches - totals.idle
     parts = [f"{batches:,} {'batch' if batches == 1 else 'batches'}"]
-    always = (rows,) if totals.committed or totals.rejected else (rows, emitted)
+    shows_emitted = totals.has_operator and not (totals.committed or totals.rejected)
+    always = (rows, emitted) if shows_emitted else (rows,)
     parts += [f"{count:,} {name}" for name, count in counts.items() if count or name in always]
     return ", ".join(parts)
 

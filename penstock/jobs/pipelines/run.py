@@ -142,7 +142,10 @@ def _raise_to_least(promised_s: Mapping[str, float]) -> dict[str, float]:
 def _batch(progress: StreamingQueryProgress) -> Batch:
     served = batch_metrics(progress)
     counts = {name: sum(entry[name] for entry in served) for name in _COUNTS}
-    if not served and not any(name.startswith(OBSERVATION_PREFIX) for name in progress.observedMetrics or ()):
+    has_operator = bool(served) or any(
+        name.startswith(OBSERVATION_PREFIX) for name in progress.observedMetrics or ()
+    )
+    if not has_operator:
         counts["rows_in"] = max(progress.numInputRows, 0)
     stale = [entry["application_staleness_ms"] for entry in served]
     return Batch(
@@ -152,6 +155,7 @@ def _batch(progress: StreamingQueryProgress) -> Batch:
         staleness_ms=max((one["avg"] for one in stale), default=0.0),
         staleness_p95_ms=max((one["p95"] for one in stale), default=0.0),
         bad_records=bad_records(progress),
+        has_operator=has_operator,
         **counts,
     )
 

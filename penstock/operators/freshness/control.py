@@ -116,10 +116,17 @@ class ContractControl:
                 self._log(promise.name, standing, broken=one.broken)
 
     def _log(self, name: str, standing: Standing, *, broken: bool) -> None:
-        facts: dict[str, Any] = {"class": name, **standing.summary()}
-        facts |= {"staleness_ms": standing.staleness.percentile_ms(standing.share)}
-        hidden = [key for key, value in facts.items() if key in ("kept", "advice") or value is None]
-        text = " ".join(f"{key}={value}" for key, value in facts.items() if key not in hidden)
+        summary = standing.summary()
+        newest_ms = standing.staleness.percentile_ms(standing.share)
+        facts: dict[str, Any] = {
+            "class": name,
+            "promised_ms": summary["promised_ms"],
+            "promised_share": standing.share,
+            "share_within": summary["within"],
+            f"newest_batch_p{standing.share * 100:g}_ms": round(newest_ms, 3),
+            "needs_times_the_cores": summary["needs"],
+        }
+        text = " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
         if broken:
             advice = standing.advise() or "wait: at the measured costs the promise can be kept"
             _LOGGER.warning("promise of freshness broken [%s%s] what helps: %s", self._place, text, advice)

@@ -261,9 +261,11 @@ class _Reader(DataSourceReader):
     """Reads the committed rows once."""
 
     def __init__(self, plan: _Plan) -> None:
-        for name in ("reader", "max_rows", "max_bytes"):
-            if getattr(plan.options, name) is not None:
-                raise InvalidUsageError("an option is only for streams", option=name.replace("_", ""))
+        for field, name in (("reader", "reader"), ("max_rows", "maxRows"), ("max_bytes", "maxBytes")):
+            if getattr(plan.options, field) is not None:
+                raise InvalidUsageError(
+                    "an option is only for streams", option=name, hint="leave it out, or use spark.readStream"
+                )
         self._plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock import _clock
+from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.errors import InvalidUsageError
 from penstock.market import Market
 from penstock.spark_ext.api.failure import root_cause
@@ -318,3 +319,42 @@ def test_a_wrong_option_is_one_line_in_any_session(spark: SparkSession, tmp_path
     shown = "".join(traceback.format_exception(caught.value))
     assert len(str(caught.value).splitlines()) == 1
     assert "py4j" not in shown and shown.count("Traceback") == 1
+
+
+_WRONG_ACTIONS: dict[str, Callable[[SparkSession, str], object]] = {
+    "the p-stream ends before this offset": lambda spark, place: (
+        spark.read.format("pstream").option("start", 5).load(place).count()
+    ),
+    "option=maxRows. Hint: leave it out, or use spark.readStream": lambda spark, place: (
+        spark.read.format("pstream").option("maxRows", 5).load(place).count()
+    ),
+    "penstock.errors.InvalidUsageError: the p-stream ends before": lambda spark, place: _run_stream(
+        spark.readStream.format("pstream").option("start", 5).load(place), place + "-to"
+    ),
+    "missing=n unknown=m": lambda spark, place: _run_stream(
+        spark.readStream.format("pstream").load(place).selectExpr("n AS m"), place
+    ),
+    "a p-stream accepts only appends": lambda spark, place: _run_stream(
+        spark.readStream.format("pstream").load(place).groupBy("n").count(), place, "complete"
+    ),
+}
+
+
+def _run_stream(rows: DataFrame, place: str, mode: str = "append") -> None:
+    writer = rows.writeStream.format("pstream").option("checkpointLocation", place + "-checkpoint")
+    query = writer.outputMode(mode).trigger(availableNow=True).start(place)
+    query.awaitTermination()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("message", _WRONG_ACTIONS)
+def test_a_wrong_option_that_an_action_or_a_stream_finds_is_one_line(
+    spark: SparkSession, tmp_path: Path, message: str
+) -> None:
+    register(spark)
+    place = str(tmp_path / "place")
+    PStreamWriter(place, pa.schema({"n": pa.int64()})).close()
+    with pytest.raises((AnalysisException, StreamingQueryException), match=re.escape(message)) as caught:
+        _WRONG_ACTIONS[message](spark, place)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "Traceback" not in str(caught.value)

@@ -96,6 +96,13 @@ def test_batches_without_rows_have_no_line_and_do_not_count(capsys: pytest.Captu
     assert summary_line(Totals().plus(IDLE)) == "no new rows"
 
 
+def test_a_query_without_an_operator_shows_no_emitted_rows() -> None:
+    plain = replace(QUIET, emitted=0, has_operator=False)
+    assert "emitted" not in batch_line(plain)
+    assert summary_line(Totals().plus(plain)) == "1 batch, 3 rows in"
+    assert summary_line(Totals().plus(replace(QUIET, emitted=0))) == "1 batch, 3 rows in, 0 emitted"
+
+
 def test_rows_that_a_later_step_may_drop_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with batch_printer(later_steps=("having", "by_window")) as show:
         for batch in (replace(QUIET, emitted=0), QUIET, QUIET):

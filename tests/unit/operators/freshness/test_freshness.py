@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -287,7 +288,10 @@ def test_a_slow_sink_counts_and_its_break_is_reported_in_time(caplog: pytest.Log
     assert "times the cores" in batches[-1].metrics.freshness["all"].advise()
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert "promise of freshness broken" in warnings[0].message
+    facts = (
+        r"class=all promised_ms=2000\.0 promised_share=0\.95 share_within=0\.\d+ newest_batch_p95_ms=[\d.]+ "
+    )
+    assert re.search(f"promise of freshness broken .*{facts}needs_times_the_cores=", warnings[0].message)
 
 
 @pytest.mark.parametrize("buckets", [1, 2])

@@ -144,3 +144,11 @@ def test_a_query_that_fails_while_it_is_looked_at_has_failed() -> None:
 @pytest.mark.parametrize("drain", [False, True])
 def test_the_first_batch_of_a_start_is_never_the_last(new: bool, waits: bool, drain: bool) -> None:
     assert not is_last(new_input=new, waits=waits, drain=drain, first=True)
+
+
+def test_a_query_without_an_operator_counts_the_rows_of_its_sources() -> None:
+    told = report(0, new=True, waiting=0)
+    told.numInputRows = 300
+    assert (run._batch(told).has_operator, run._batch(told).rows_in) == (True, 0)
+    told.observedMetrics = {}
+    assert (run._batch(told).has_operator, run._batch(told).rows_in) == (False, 300)
