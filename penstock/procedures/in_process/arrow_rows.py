@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
@@ -16,6 +17,11 @@ __all__ = ["arrow_errors", "as_arrow", "as_structs", "batches_of", "check_named"
 
 _MISFITS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """The errors that Arrow raises if a value does not fit a type."""
+
+_ROUNDING = 1e-15
+"""The relative error of a conversion between a decimal and the float that is nearest to it."""
+_FLOAT_MAX = 3.4028234663852886e38
+"""The greatest finite float of 32 bits."""
 
 
 def as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str) -> pa.Table | pa.RecordBatch:
@@ -86,28 +92,82 @@ def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str
         table.column(field.name) if field.name in names else pa.nulls(table.num_rows, field.type)
         for field in schema
     ]
-    for column, field in zip(arrays, schema, strict=True):
-        # Arrow would read the text as a number.
-        if _is_text(column.type) and _is_number(field.type):
-            raise InvalidUsageError("a column does not fit", of=owner, **_misfit(column, field))
+    given = list(arrays)
+    for number, (column, field) in enumerate(zip(given, schema, strict=True)):
+        if column.type != field.type:
+            # Arrow would read the text as a number.
+            is_misfit = _is_text(column.type) and _is_number(field.type)
+            reason = _find_loss(column, field.type)
+            if is_misfit or reason:
+                context = _misfit(column, field) | ({"reason": reason} if reason else {})
+                raise InvalidUsageError("a column does not fit", of=owner, **context)
+            if pa.types.is_decimal(field.type) and pa.types.is_integer(column.type):
+                arrays[number] = _widen(column, field.type)
     # A new table without columns has no rows, but a selection of no columns keeps the number of rows.
     columns = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
     try:
         return [cast_to_schema(batch, schema) for batch in columns.to_batches()]
     except _MISFITS as error:
-        misfit = _find_misfit(arrays, schema)
+        misfit = _find_misfit(given, arrays, schema)
         raise InvalidUsageError("a column does not fit", of=owner, **misfit) from error
 
 
-def _find_misfit(columns: list[Any], schema: pa.Schema) -> dict[str, Any]:
+def _find_loss(column: Any, kind: pa.DataType) -> str | None:
+    """Return the reason why Arrow's cast of a column would lose a part of a value; None if it does not."""
+    find = _LOSSES.get((column.type.id, kind.id))
+    try:
+        return None if find is None else find(column, kind)
+    except pa.ArrowException:
+        return None  # the cast itself fails, which names the column
+
+
+def _loss_of_digits(column: Any, kind: pa.DataType) -> str | None:
+    """Accept a float if the decimal reads back as this float."""
+    error = pc.abs(pc.subtract(column.cast(kind).cast(pa.float64()), column))
+    near = pc.less_equal(error, pc.multiply(pc.abs(column), _ROUNDING))
+    return "a float has more digits than the decimal" if pc.all(near).as_py() is False else None
+
+
+def _loss_of_size(column: Any, kind: pa.DataType) -> str | None:
+    """Accept a float that stays finite, although it may be rounded."""
+    if (pc.max(pc.abs(column)).as_py() or 0.0) <= _FLOAT_MAX:
+        return None
+    infinite = pc.and_not(pc.is_inf(column.cast(kind)), pc.is_inf(column))
+    return "a number is too large" if pc.any(infinite).as_py() else None
+
+
+def _loss_of_time(column: Any, kind: pa.DataType) -> str | None:
+    """Accept a timestamp at the start of a day."""
+    days = pc.equal(pc.floor_temporal(column, unit="day"), column)
+    return "a time of day would be lost" if pc.all(days).as_py() is False else None
+
+
+_LOSSES: Final[dict[tuple[int, int], Callable[[Any, pa.DataType], str | None]]] = {
+    (pa.float64().id, pa.decimal128(1).id): _loss_of_digits,
+    (pa.float32().id, pa.decimal128(1).id): _loss_of_digits,
+    (pa.float64().id, pa.float32().id): _loss_of_size,
+    (pa.timestamp("us").id, pa.date32().id): _loss_of_time,
+}
+"""For each pair of types, the check that Arrow's cast lacks."""
+
+
+def _widen(column: Any, kind: Any) -> Any:
+    """Return integers as decimals with room for all of them, so that only too large integers are refused."""
+    try:
+        return column.cast(pa.decimal128(38, kind.scale))
+    except pa.ArrowException:
+        return column
+
+
+def _find_misfit(given: list[Any], columns: list[Any], schema: pa.Schema) -> dict[str, Any]:
     """Return the first column that cannot be cast to its type, as the context of an error."""
-    for column, field in zip(columns, schema, strict=True):
+    for original, column, field in zip(given, columns, schema, strict=True):
         if column.null_count and not field.nullable:
             return {"column": field.name, "reason": "it has nulls where none may be"}
         try:
             column.cast(field.type)
         except pa.ArrowException:
-            return _misfit(column, field)
+            return _misfit(original, field)
     return {}
 
 
