@@ -20,7 +20,7 @@ items.table("items", "id int, p decimal(10,2), day date, f float", key="id")
 
 
 @items.procedure(event="p decimal(10,2), day date, f float", returns="p decimal(10,2), day date, f float")
-def put(e, items):
+def put(e: Any, items: Any) -> tuple[Any, Any, Any]:
     items.insert(id=1, p=e.p, day=e.day, f=e.f)
     return e.p, e.day, e.f
 
