@@ -298,7 +298,8 @@ class TableSpec(RelationSpec):
     indexes : tuple of IndexSpec
         The indexes, which are built from the table's rows and never stored.
     window : str, optional
-        The window whose rows or facts the table holds; None if a user declared the table.
+        The window whose rows, or whose row numbers, this internal table holds; None if a user declared the
+        table.
     """
 
     key: tuple[str, ...]
