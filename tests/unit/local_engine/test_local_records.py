@@ -16,9 +16,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock import _failpoints
+from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.conf.kafka_source import KafkaSource
 from penstock.conf.pipeline import Pipeline
+from penstock.dataflow.checkpoint import check_same_shape
 from penstock.errors import InvalidUsageError
 from penstock.jobs.local.pipeline import check_local_pipeline, open_pipeline
 from penstock.jobs.local.sources import open_source
@@ -107,6 +109,24 @@ def test_bad_records_of_files_are_counted_and_rejected_once_over_crashes(
     assert all(row["reason"] for row in rejected)
     (place,) = {*synced}
     assert place is not None and place.startswith(f"{tmp_path}/checkpoint"), "only the checkpoint is synced"
+
+
+def test_a_restart_may_begin_to_reject_bad_records_and_end_it(tmp_path: Path) -> None:
+    good, bad = GOOD["json"], BAD["json"]
+    rejects = {"reject_to": str(tmp_path / "rejected")}
+    for number, options in enumerate(({}, rejects, {})):
+        write(tmp_path, f"{number}", [good[number % 2], *bad])
+        run = pipeline(tmp_path, "json", on_error="skip", **options)
+        assert run_to_end(run).bad_records == len(bad)
+    rejected = PStreamReader(tmp_path / "rejected").read().to_pylist()
+    assert {row["file"] for row in rejected} == {(tmp_path / "in" / "1").as_uri()}
+    directory = GraphDirectory(str(tmp_path / "checkpoint"))
+    document = directory.newest("graph")
+    assert document is not None
+    (now,) = (line for line in document["shape"] if '"kind": "source"' in line)
+    older = now.replace('replayable)"', 'replayable), bad records to rejected"')
+    assert older != now
+    check_same_shape([now], [older], directory)
 
 
 def test_fields_of_a_bad_record_that_can_be_read_are_kept(tmp_path: Path) -> None:
