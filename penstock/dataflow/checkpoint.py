@@ -27,8 +27,8 @@ __all__ = [
     "safe_name",
 ]
 
-_REJECTS: Final = re.compile(r'^({"kind": "source".*), bad records to [^"]*')
-"""What older versions wrote about the p-stream of a source's bad records, which may change at every start."""
+_DESTINATION: Final = re.compile(r', (?:bad records|late rows) to [^"]*')
+"""The p-stream of an operator's bad records or late rows, which may be another one after every start."""
 _SAME_COLUMNS: Final = "use the same columns after the operator as before (in a select or results.projection)"
 
 
@@ -71,8 +71,8 @@ def check_same_shape(new: Sequence[str], old: Sequence[str], directory: GraphDir
         If the shapes differ. If only the columns of an operator differ, the error's context names the
         operator as ``operator``.
     """
-    old = [_REJECTS.sub(r"\1", line) for line in old]
-    if list(new) == old:
+    new, old = ([_DESTINATION.sub("", line) for line in lines] for lines in (new, old))
+    if new == old:
         return
     pairs = zip_longest(old, new, fillvalue="nothing")
     was, now = next((before, other) for before, other in pairs if before != other)

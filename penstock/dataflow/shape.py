@@ -95,11 +95,9 @@ def _stored_schema(node: Node) -> pa.Schema:
 def _drop_changeable_settings(node: Node) -> Node:
     """Return a node without the settings that may change at every start.
 
-    The changeable settings are the p-stream of bad records, the budget, the time to live of the keys, the
-    windows that buckets prune, and the watermark that readers report.
+    The changeable settings are the budget, the time to live of the keys, the windows that buckets prune, and
+    the watermark that readers report.
     """
-    if isinstance(node, Source):
-        return replace(node, rejects_to=None)
     if isinstance(node, PushedScan) and node.scan.fragments is not None:
         return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.without_watermark))
     if isinstance(node, UpdateQueue):

@@ -243,17 +243,12 @@ def _declares_columns(section: tuple[FieldPath, Source]) -> bool:
 
 
 def _fixed_parts(lines: list[str], *, columns: bool) -> list[str]:
-    """Return the lines of a plan's shape without the parts that are known only in a run.
-
-    These parts are absolute paths and, unless `columns` is set, columns.
-    """
+    """Return the lines of a plan's shape, without columns unless `columns` is set."""
     entries = []
     for line in lines:
         entry = json.loads(line)
         if not columns:
             entry.pop("columns", None)
-        if "does" in entry:
-            entry["does"] = entry["does"].partition(", late rows to ")[0]
         entries.append(json.dumps(entry))
     return entries
 
