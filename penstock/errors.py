@@ -135,7 +135,7 @@ class InternalError(PenstockError):
 def users_code_error(fact: str, cause: Exception, **context: Any) -> InvalidUsageError:
     """Return the error for an exception in a user's function. The caller raises it from the exception.
 
-    Its text has the exception's type, and the file and line of the user's code. It does not have the
+    The error's text has the exception's type, and the file and line of the user's code. It does not have the
     exception's message, which may hold data.
     """
     error = InvalidUsageError(

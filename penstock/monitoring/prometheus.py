@@ -26,9 +26,9 @@ class PrometheusExporter:
     The counters start at zero at each start, as Prometheus expects. All methods may be called from any
     thread.
 
-    Histograms of staleness do not count observations. They count key-seconds: each key adds a second in every
-    second. A bucket holds the key-seconds during which keys were at most as stale as the bucket's bound. The
-    sum divided by the count is the average staleness.
+    Histograms of staleness do not count observations. They count key-seconds: in every second, each key adds
+    one second. A bucket holds the key-seconds during which keys were at most as stale as the bucket's bound.
+    The sum divided by the count is the average staleness.
     """
 
     def __init__(self) -> None:
