@@ -44,6 +44,7 @@ class BatchListener(StreamingQueryListener):
     def __init__(self, receive: Receiver, query: str | None = None) -> None:
         self._receive = receive
         self._query = query
+        self._has_failed = False
         self._started: set[str] = set()
         self._ended: set[str] = set()
         self._one_ended = threading.Condition()
@@ -66,7 +67,9 @@ class BatchListener(StreamingQueryListener):
         try:
             self._receive(batches)
         except Exception:  # what users' code raises; Spark would not show it
-            _LOGGER.warning("a listener could not take metrics", exc_info=True)
+            level = logging.DEBUG if self._has_failed else logging.WARNING
+            _LOGGER.log(level, "a listener could not take metrics", exc_info=True)
+            self._has_failed = True
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Do nothing for a query without data."""
@@ -93,7 +96,8 @@ class MetricsListener(BatchListener):
     """A listener of Spark that calls a function with the metrics of each micro-batch.
 
     Add it with ``spark.streams.addListener``. Spark calls listeners in a separate thread, some time after a
-    micro-batch has ended. An error of the function is logged as a warning, and does not reach the query.
+    micro-batch has ended. The first error of the function is logged as a warning. Errors
+    do not reach the query.
 
     Parameters
     ----------

@@ -245,7 +245,8 @@ def unknown_functions(expression: Expression) -> Iterator[InvalidUsageError]:
     known = {*ROW_FUNCTIONS, *AGGREGATES, *GENERATORS, *OTHERS, OWN_FUNCTION}
     for node in expression.tree.walk():
         name = str(node.value)
-        if node.kind == "call" and name not in known and "." not in name:
+        # Spark's operators are functions, too, such as `+`.
+        if node.kind == "call" and name.isidentifier() and name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
             hint = f"did you mean {near[0]!r}?" if near else "use functions of Spark SQL"
             yield InvalidUsageError(f"there is no function {name!r}", hint=hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -74,6 +75,9 @@ class Description(NamedTuple):
                 asked=direct_io,
                 hint="leave it out",
             )
+        if update_log is not None and self.update_log is not None and update_log.delete_when is None:
+            # Without deletes it has no effect. Older versions stored what the program gave.
+            update_log = replace(update_log, keep_deletes_us=self.update_log.keep_deletes_us)
         if update_log is not None and update_log != self.update_log:
             raise InvalidUsageError(
                 "the p-stream was created with another key, time, delete_when or keep_deletes",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpointing.graph.directory import GraphDirectory
     from penstock.conf.document import Document, FieldPath
-    from penstock.conf.pipeline import Pipeline, Source, TableSection
+    from penstock.conf.pipeline import Pipeline, Sink, Source, TableSection
     from penstock.dataflow import Graph, PhysicalPlan
     from penstock.dataflow.nodes import Node
     from penstock.errors import InvalidUsageError
@@ -70,6 +70,7 @@ def check_pipeline(
     """
     from penstock.conf.document import PipelineError
     from penstock.conf.pipeline import load_parts
+    from penstock.dataflow import Graph
     from penstock.jobs.cluster.modules import import_beside
     from penstock.jobs.local.first_row import skip_pandas
 
@@ -96,11 +97,14 @@ def check_pipeline(
     ]  # fmt: skip
     for check_part in [*([check_inputs] if inputs else []), *checks]:
         try:
-            check_part(loaded, document)
+            checked = check_part(loaded, document)
         except PipelineError as error:
             problems += error.problems
             if check_part is build:
                 problems += _find_wrong_columns(loaded, document)
+        else:
+            if isinstance(checked, Graph):
+                problems += _find_wrong_sink_columns(loaded.sink, document, checked.schema.names)
     problems += _find_wrong_functions(loaded, document, all_settings)
     problems = list(dict.fromkeys(problems))
     if not problems:
@@ -150,6 +154,13 @@ def _find_wrong_columns(pipeline: Pipeline, document: Document) -> list[str]:
             return None
 
     return _collect(document, find_uses(pipeline, columns_of), Use.find_columns)
+
+
+def _find_wrong_sink_columns(sink: Sink, document: Document, columns: Iterable[str]) -> list[str]:
+    """Return the mistakes in columns and expressions that a sink names."""
+    from penstock.jobs.checks.names import Use, sink_uses
+
+    return _collect(document, sink_uses(sink, tuple(columns)), Use.find_columns)
 
 
 def _find_wrong_functions(pipeline: Pipeline, document: Document, settings: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from penstock.conf.pipeline import Pipeline, Source, TableSection
+from penstock.conf.pipeline import Pipeline, PStreamSink, Sink, Source, TableSection, UpsertSink
 from penstock.conf.sections import (
     ByWindowSection,
     Input,
@@ -28,7 +28,7 @@ from penstock.operators.update_stream.lives import SILENT_COLUMN
 from penstock.operators.update_stream.operator_options import STALENESS_COLUMN
 from penstock.sql.expression import Expression, did_you_mean, split_alias, unknown_functions
 
-__all__ = ["Columns", "Use", "find_uses"]
+__all__ = ["Columns", "Use", "find_uses", "sink_uses"]
 
 Columns: TypeAlias = tuple[str, ...] | None
 """The names of the columns that a section can read; None if they are unknown."""
@@ -136,6 +136,15 @@ def find_uses(pipeline: Pipeline, columns_of: Callable[[Source | TableSection], 
         columns = yield from _input(pipeline.results, columns, "results")
     if pipeline.window is not None:
         yield from _windows(pipeline, columns)
+    yield from sink_uses(pipeline.sink, None)
+
+
+def sink_uses(sink: Sink, columns: Columns) -> Iterator[Use]:
+    """Yield the columns and expressions that a sink names, if it can read `columns`."""
+    if isinstance(sink, (PStreamSink, UpsertSink)):
+        yield from _names(columns, ("sink", "key"), sink.key)
+        yield from _names(columns, ("sink", "time"), sink.time)
+        yield from _conditions(columns, ("sink", "delete_when"), [sink.delete_when])
 
 
 def _names(columns: Columns, path: tuple[str, ...], names: str | Iterable[str] | None) -> Iterator[Use]:

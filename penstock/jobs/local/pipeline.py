@@ -37,7 +37,15 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.jobs.local.late_decoding import decode_results, encoded_schema
 from penstock.jobs.local.sources import open_source, read_table, resolve_path
 from penstock.jobs.pipelines.functions import import_function
-from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE, Binding, graph_of, p_stream_options
+from penstock.jobs.pipelines.graph import (
+    OTHER,
+    SOURCE,
+    TABLE,
+    Binding,
+    graph_of,
+    p_stream_options,
+    problem_of,
+)
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.local_engine.builder import NodeRows, OpenInput
 from penstock.local_engine.checks import find_refusals
@@ -161,11 +169,11 @@ def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterato
             try:
                 KafkaOptions.parse(source.options)
             except InvalidUsageError as error:
-                yield describe(document.place((*path, "options")), (*path, "options"), str(error), None)
+                yield problem_of(document, (*path, "options"), error)
         try:
             _check_types(source)
         except InvalidUsageError as error:
-            yield describe(document.place((*path, "schema")), (*path, "schema"), str(error), None)
+            yield problem_of(document, (*path, "schema"), error)
     if pipeline.lookup is not None:
         yield from _wrong_options(document, pipeline.lookup.table, "lookup", "table")
     if places.output is None and not isinstance(

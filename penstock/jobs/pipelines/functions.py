@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from penstock._lazy import import_named
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.cluster.modules import pipeline_modules
+from penstock.sql.expression import did_you_mean
 
 __all__ = ["carry_functions", "import_function"]
 
@@ -24,16 +26,22 @@ def import_function(name: str, field: str) -> Callable[..., Any]:
     InvalidUsageError
         If there is no such function, or its module fails.
     """
+    module, _, attribute = name.partition(":")
     try:
         value = import_named(name)
-    except (ImportError, AttributeError) as error:
+    except ImportError as error:
         raise InvalidUsageError(
             f"{field}: {error}",
             hint="the module must be installed, beside the pipeline's file, on PYTHONPATH, or passed to "
             "spark-submit with --py-files",
         ) from error
-    except Exception as error:  # a module of users raises anything
-        module = name.partition(":")[0]
+    except (Exception, SystemExit) as error:  # a module of users raises anything
+        if isinstance(error, AttributeError) and (found := sys.modules.get(module)) is not None:
+            names = [one for one in vars(found) if not one.startswith("_")]
+            raise InvalidUsageError(
+                f"{field}: the module {module} has no {attribute!r}",
+                hint=did_you_mean(attribute, names, "names"),
+            ) from error
         raise InvalidUsageError(
             f"{field}: the module {module} fails: {type(error).__name__}: {error}"
         ) from error

@@ -55,6 +55,7 @@ __all__ = [
     "measured_counts",
     "p_stream_options",
     "plan_file",
+    "problem_of",
     "queue_options",
 ]
 
@@ -375,13 +376,16 @@ def field_errors(document: Document, *path: str, goes_on: bool = False) -> Itera
     except PipelineError:
         raise
     except InvalidUsageError as error:
-        context = "".join(f" {name}={value}" for name, value in error.context.items() if name != "node")
-        fact = f"{error.fact}:{context}" if context else error.fact
-        at = _field_of(document, path, error)
-        problem = describe(_place_of(document, at, fact), at, fact, error.hint)
-        document.problems.append(problem)
+        document.problems.append(problem_of(document, _field_of(document, path, error), error))
         if not goes_on:
             raise PipelineError(document.problems) from error
+
+
+def problem_of(document: Document, path: FieldPath, error: InvalidUsageError) -> str:
+    """Return the line for an error in a field."""
+    context = "".join(f" {name}={value}" for name, value in error.context.items() if name != "node")
+    fact = f"{error.fact}:{context}" if context else error.fact
+    return describe(_place_of(document, path, fact), path, fact, error.hint)
 
 
 def _field_of(document: Document, path: FieldPath, error: InvalidUsageError) -> FieldPath:

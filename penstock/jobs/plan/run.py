@@ -17,7 +17,9 @@ from rich.table import Table
 from yaml import YAMLError, safe_load
 
 from penstock._extras import need_extra
+from penstock.checkpointing.files import open_files
 from penstock.checkpointing.p_stream.reader import PStreamReader
+from penstock.checkpointing.p_stream.survey import is_p_stream
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.places import wrong_with
 from penstock.jobs.pipelines.schemas import read_sample
@@ -198,7 +200,8 @@ def read_rows(path: str, max_rows: int) -> pa.Table:
         If a p-stream is damaged, or its file system refuses.
     """
     file = Path(path)
-    if file.is_file() or (file.suffix and "://" not in path and not file.exists()):
+    is_named = bool(file.suffix) and "://" not in path
+    if file.is_file() or (is_named and not (file.exists() and is_p_stream(open_files(path)))):
         return read_sample(file).slice(0, max_rows)
     return PStreamReader(path).read(max_rows)
 

@@ -113,12 +113,12 @@ GENERATORS: Final = frozenset(
 
 OTHERS: Final = frozenset(
     """
-    aes_encrypt aggregate array_sort arrays_zip assert_true between case collations counter_diff cume_dist
+    aes_encrypt aggregate and array_sort arrays_zip assert_true between case collations counter_diff cume_dist
     curdate current_catalog current_database current_date current_path current_schema current_time
-    current_timestamp current_timezone current_user dense_rank exists filter forall from_avro
-    from_protobuf ilike input_file_block_length input_file_block_start input_file_name java_method lag
+    current_timestamp current_timezone current_user dense_rank div exists filter forall from_avro
+    from_protobuf ilike in input_file_block_length input_file_block_start input_file_name java_method lag
     lead like localtime localtimestamp map_filter map_zip_with monotonically_increasing_id not now
-    nth_value ntile percent_rank python_worker_logs raise_error rand randn random randstr range rank
+    nth_value ntile or percent_rank python_worker_logs raise_error rand randn random randstr range rank
     reduce reflect regexp rlike row_number schema_of_avro schema_of_csv session_user session_window
     shuffle spark_partition_id sql_keywords st_asbinary st_geogfromwkb st_geomfromwkb st_setsrid st_srid
     struct time_bucket timediff timestampadd timestampdiff to_avro to_csv to_protobuf to_unix_timestamp

@@ -403,7 +403,44 @@ def test_functions_of_every_kind_are_known(tmp_path: Path) -> None:
         "own_db.f(price) AS o",
     ]
     texts += ["timestampdiff(DAY, time, now()) AS days", "struct(price) AS s", "position('a' IN symbol) AS p"]
+    texts += ["div(7, 2) AS d7", "`+`(price, 1) AS more", "`and`(true, price > 1) AS both"]
     check_pipeline(written(tmp_path, {"projection": texts}), [])
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"delete_when": "pric < 0"}, "sink.delete_when: there is no column 'pric': expression=pric < 0."),
+        ({"delete_when": "abz(price) < 0"}, "sink.delete_when: there is no function 'abz'."),
+        ({"delete_when": "price("}, "sink.delete_when: an expression cannot be parsed"),
+        ({"time": "tim"}, "sink.time: there is no column 'tim'."),
+    ],
+)
+def test_columns_of_a_sink_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, wrong: dict[str, str], problem: str
+) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)  # a test of this process may have started Spark
+    sink = {"type": "upsert", "to": f"sqlite:///{tmp_path}/db", "table": "t", "create": True}
+    checkpoint = {"query": {"checkpoint": str(tmp_path / "cp")}}
+    check_pipeline(
+        written(tmp_path, {"engine": engine, "sink": sink | {"delete_when": "price < 0"}} | checkpoint), []
+    )
+    (found,) = problems_of(written(tmp_path, {"engine": engine, "sink": sink | wrong} | checkpoint))
+    assert found.startswith(problem)
+
+
+def test_a_wrong_schema_is_told_once_by_the_local_engine(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    source = {
+        "type": "files",
+        "format": "json",
+        "path": str(tmp_path / "in"),
+        "schema": "symbol strin, time long",
+    }
+    found = problems_of(written(tmp_path, {"engine": "local", "source": source}))
+    assert [one.partition(":")[0] for one in found] == ["source.schema"]
+    assert not found[0].endswith("..")
 
 
 @pytest.mark.parametrize(

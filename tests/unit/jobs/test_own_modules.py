@@ -31,6 +31,7 @@ def project(tmp_path: Path) -> Path:
         "jobs/mine_steps.py": "import mine_helper\ndef keep(rows): return mine_helper.keep(rows)\n",
         "jobs/mine_helper.py": "def keep(rows): return rows.select(['symbol'])\n",
         "jobs/broken_steps.py": "value = 1 / 0\n",
+        "jobs/exiting_steps.py": "import sys\nsys.exit(3)\n",
         "own.yaml": PIPELINE.format(apply="mine_steps:keep", sink=NOOP),
     }
     for name, text in files.items():
@@ -79,7 +80,14 @@ def test_python_workers_that_a_command_starts_find_the_modules(project: Path) ->
     ("wrong", "problem"),
     [
         ({"apply": "mine_stepss:keep"}, f"2: queue: apply: No module named 'mine_stepss'. {HINT}"),
-        ({"apply": "mine_steps:kep"}, f"2: queue: apply: module 'mine_steps' has no attribute 'kep'. {HINT}"),
+        (
+            {"apply": "mine_steps:kep"},
+            "2: queue: apply: the module mine_steps has no 'kep'. Hint: did you mean 'keep'?\n",
+        ),
+        (
+            {"apply": "exiting_steps:keep"},
+            "2: queue: apply: the module exiting_steps fails: SystemExit: 3.\n",
+        ),
         (
             {"apply": "broken_steps:keep"},
             "2: queue: apply: the module broken_steps fails: ZeroDivisionError: division by zero.\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
+from penstock.checkpointing.p_stream.description import Description
+from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.checkpointing.p_stream.update_log.compaction import compact
 from penstock.errors import InvalidUsageError
 
@@ -174,6 +177,15 @@ def test_an_existing_p_stream_keeps_its_key(tmp_path: Path) -> None:
         compact(PStream(tmp_path / "plain"))
     with pytest.raises(InvalidUsageError, match="is reserved for compactions"):
         PStreamWriter(tmp_path / "s", writer="penstock.compactor")
+
+
+def test_an_older_p_stream_may_keep_deletes_that_it_cannot_have() -> None:
+    now = UpdateLog.of("k", "t")
+    assert now is not None
+    older = Description("s", SCHEMA, False, replace(now, keep_deletes_us=1))
+    older.check_same(None, now, "s")
+    with pytest.raises(InvalidUsageError, match="created with another key"):
+        older.check_same(None, UpdateLog.of("k", "t", delete_when="op = 'd'"), "s")
 
 
 @pytest.mark.parametrize("row", [{"k": None, "t": 1}, {"k": "a", "t": None}])

@@ -99,14 +99,16 @@ def test_the_fewest_cores_that_keep_all_promises_are_best() -> None:
     assert alone.to_row()["gold_p95_ms"] < alone.to_row()["other_p95_ms"]
 
 
-@pytest.mark.parametrize("kind", ["p-stream", "sample.parquet", "sample.csv"])
+@pytest.mark.parametrize("kind", ["p-stream", "p-stream.2", "sample.parquet", "sample.csv", "parts.parquet"])
 def test_a_sample_is_a_p_stream_or_a_file(tmp_path: Path, kind: str) -> None:
     place, rows = str(tmp_path / kind), table()
-    if kind == "p-stream":
+    if kind.startswith("p-stream"):
         with PStreamWriter(place, rows.schema) as writer:
             writer.append(rows)
     elif kind == "sample.csv":
         pyarrow.csv.write_csv(rows, place)
+    elif kind == "parts.parquet":
+        pq.write_to_dataset(rows, place)
     else:
         pq.write_table(rows, place)
     read = read_rows(place, 300)
