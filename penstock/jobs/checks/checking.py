@@ -265,7 +265,7 @@ def _fixed_parts(lines: list[str], *, columns: bool) -> list[str]:
 
 
 def _check_settings(pipeline: Pipeline, plan: PhysicalPlan, directory: GraphDirectory) -> None:
-    """Check that the state of each operator has the pipeline's number of buckets, and a budget if it has one.
+    """Check that the state of each operator has the pipeline's number of buckets, weight, and budget or none.
 
     Raises
     ------
@@ -283,26 +283,29 @@ def _check_settings(pipeline: Pipeline, plan: PhysicalPlan, directory: GraphDire
         for operator in (facts.name for facts in state.list() if facts.is_directory):
             # If the section has no number, the run chooses a number that this check cannot know.
             buckets = getattr(getattr(pipeline, operator, None), "buckets", None)
-            wanted = {"buckets": buckets, "budget": _budget_setting(nodes.get(operator))}
+            wanted = _settings_of(nodes.get(operator)) | ({} if buckets is None else {"buckets": buckets})
             files = state.child(operator)
             known = read_description(files) or {}
             for name, now in wanted.items():
-                if now is not None and now != known.get(name, now):
+                if now != known.get(name, now):
                     raise changed_setting_error(
                         name, known[name], now, operator=operator, file=files.location
                     )
 
 
-def _budget_setting(node: Node | None) -> str | None:
-    """Return whether a queue or windows have a budget, as checkpoints store it; None for other operators."""
+def _settings_of(node: Node | None) -> dict[str, object]:
+    """Return the budget and the weight of a queue or of windows, as checkpoints store them."""
     from penstock.operators.update_stream.operator_options import QueueOptions, WindowOptions
 
     # The state of windows is under the name of their aggregates.
     for one in () if node is None else (node, *node.inputs):
         options = getattr(one, "options", None)
         if isinstance(options, QueueOptions | WindowOptions):
-            return options.limits.setting
-    return None
+            settings: dict[str, object] = {"budget": options.limits.setting}
+            if options.weight is None or isinstance(options.weight, str):
+                settings["weight"] = options.weight
+            return settings
+    return {}
 
 
 def _has_users_code(pipeline: Pipeline) -> bool:

@@ -500,7 +500,7 @@ LAZY_WINDOWS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("operator", "section", "changes"), [("queue", "queue", {}), ("aggregates", "window", LAZY_WINDOWS)]
 )
-def test_a_new_or_removed_budget_is_found_in_the_checkpoint(
+def test_a_new_or_removed_budget_or_weight_is_found_in_the_checkpoint(
     tmp_path: Path, engine: str, query: str, operator: str, section: str, changes: dict[str, Any]
 ) -> None:
     place = tmp_path / "checkpoint"
@@ -512,8 +512,12 @@ def test_a_new_or_removed_budget_is_found_in_the_checkpoint(
     (place / "queries" / query / "metadata").write_text(json.dumps({"id": "an-id"}))
     state = place / "state" / "an-id" / operator
     state.mkdir(parents=True)
-    (state / SPECIFICATION_FILE).write_bytes(encode(PUnit("operator", {"budget": "none"})))
+    (state / SPECIFICATION_FILE).write_bytes(encode(PUnit("operator", {"budget": "none", "weight": None})))
     check_pipeline(file, [])
+    (problem,) = problems_of(file, f"{section}.weight=price")
+    assert (
+        'another weight: operator=queue was=null now="price"' if section == "queue" else "graph"
+    ) in problem
     for budget in ("budget=7", "freshness={p95: 2 s}"):
         (problem,) = problems_of(file, f"{section}.{budget}")
         fact = "query.checkpoint: the checkpoint was made with another budget"
