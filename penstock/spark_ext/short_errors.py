@@ -32,6 +32,8 @@ __all__ = ["shorten_errors"]
 _METHODS: Final = ((DataFrameReader, "load"), (DataStreamReader, "load"), (DataFrameWriter, "save"))
 _CONDITION: Final = "[PYTHON_DATA_SOURCE_ERROR]"
 _ENDED: Final = "terminated with exception: "
+_USERS_CODE: Final = " Caused by "
+"""What stands before the error of a user's function, whose traceback the user needs."""
 _IS_SHORT: Final = "_penstock_is_short"
 """The attribute of a method that is wrapped."""
 
@@ -101,8 +103,9 @@ def _shorten_made(make: Callable[[Any], Exception]) -> Callable[[Any], Exception
     def call(error: Any) -> Exception:
         made = make(error)
         if isinstance(made, AnalysisException | StreamingQueryException) and is_ours(made):
-            is_usage = kind_of(Exception(str(made))) is InvalidUsageError
-            vars(made).update({"_desc": _short_text(made)} if is_usage else {})
+            text = _short_text(made)
+            if kind_of(Exception(str(made))) is InvalidUsageError and _USERS_CODE not in text:
+                vars(made)["_desc"] = text
         return made
 
     return call

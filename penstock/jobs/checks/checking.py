@@ -70,11 +70,12 @@ def check_pipeline(
     """
     from penstock.conf.document import PipelineError
     from penstock.conf.pipeline import load_parts
-    from penstock.dataflow import Graph
+
+    loaded, document, problems, named = load_parts(pipeline, overrides)
+    from penstock.dataflow import Graph  # heavy; an unknown pipeline does not need it
     from penstock.jobs.cluster.modules import import_beside
     from penstock.jobs.local.first_row import skip_pandas
 
-    loaded, document, problems, named = load_parts(pipeline, overrides)
     if named is not None:
         import_beside(named, pipeline)
     if loaded is None:

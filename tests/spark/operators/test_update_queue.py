@@ -369,7 +369,7 @@ def test_metrics_reach_a_file_a_function_and_prometheus(
             spark.streams.removeListener(one)
     assert lines() == received == penstock.metrics(query)
     assert "a listener could not take metrics" in caplog.text
-    assert "KeyError: 'no such metric'" in caplog.text
+    assert "KeyError" in caplog.text and "no such metric" in caplog.text
     assert received[0]["spark_ms"]["triggerExecution"] == received[0]["batch_ms"]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         offered = answer.read().decode()

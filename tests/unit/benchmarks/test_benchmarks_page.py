@@ -11,7 +11,7 @@ def test_the_page_is_current() -> None:
 
 def test_each_file_of_results_has_a_command_or_none_was_kept() -> None:
     commands = dict(re.findall(r"^\| \[(\w+)\.txt\]\([^)]*\) \| (.*) \|$", PAGE.read_text(), re.M))
-    assert commands["contract_soak"] == "`script/soak --contract --minutes 60`"
+    assert commands["contract_soak"] == "`script/soak --contract --minutes 51`"
     assert [name for name, command in commands.items() if command == "``"] == []
     assert commands["design_0003_border"] == "not kept"
 

@@ -107,4 +107,4 @@ def test_rows_without_a_weight_are_refused_or_dropped_and_counted() -> None:
     assert (kept.column("key").to_pylist(), dropped) == ([0, 6], 5)
     with pytest.raises(InvalidUsageError, match="weight that is not positive and finite") as caught:
         stream.drop_unusable(rows, "error")
-    assert caught.value.context["columns"] == ["key", "time", "weight"]
+    assert caught.value.context["columns"] == ["weight"]
