@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pyspark import cloudpickle
-
 from penstock._lazy import import_named
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
@@ -56,5 +54,7 @@ def carry_functions(pipeline: Pipeline) -> None:
     The server runs functions of ``foreach_batch``. Without this call, it has only the modules that are
     installed on it.
     """
+    from pyspark import cloudpickle  # `penstock check` imports functions without Spark
+
     for name in sorted(pipeline_modules(pipeline).packed):
         cloudpickle.register_pickle_by_value(importlib.import_module(name))
