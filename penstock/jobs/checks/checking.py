@@ -212,8 +212,8 @@ def check_checkpoint(
     Raises
     ------
     PipelineError
-        If the checkpoint was made with a different key, policy, number of buckets or graph, or if it has
-        a budget and the pipeline has none, or the reverse.
+        If the checkpoint was made with a different key, policy, weight, number of buckets or graph, or if it
+        has a budget and the pipeline has none, or the reverse.
     """
     from penstock.conf.document import PipelineError, describe
     from penstock.errors import InvalidUsageError

@@ -38,7 +38,6 @@ OBSERVATION_PREFIX = "penstock."
 BAD_RECORDS_PREFIX = "penstock_bad_records."
 """A source's number of unreadable records is observed under this prefix and the source's name."""
 
-
 _POLL_S = 0.1
 
 
