@@ -394,7 +394,8 @@ def test_an_unknown_function_is_found_without_a_run(
         check_pipeline(file, [])
 
 
-def test_functions_of_every_kind_are_known(tmp_path: Path) -> None:
+def test_functions_of_every_kind_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)  # a test of this process may have started Spark
     texts = ["symbol", "time", "uuid() AS u", "transform(array(price), x -> x + 1) AS t", "current_date AS d"]
     texts += [
         "current_timestamp() AS n",
