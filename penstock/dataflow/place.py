@@ -25,10 +25,10 @@ from penstock.dataflow.nodes import (
 )
 from penstock.dataflow.rules import Rewritten
 from penstock.dataflow.statistics import Flow, Statistics, flows
-from penstock.dataflow.types import UNKNOWN, expression_type, scan_schema
 from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.scan.spec import Fragments, LatestBy, Scan
 from penstock.operators.scheduling.policy import Policy
+from penstock.operators.types import UNKNOWN, expression_type, scan_schema
 from penstock.sql.evaluate import type_of
 from penstock.sql.expression import Expression, column, conjunction
 

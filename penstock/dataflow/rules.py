@@ -29,7 +29,7 @@ from penstock.dataflow.nodes import (
     rebuild,
     topological,
 )
-from penstock.dataflow.types import fixed_bytes
+from penstock.operators.types import fixed_bytes
 from penstock.sql.evaluate import can_fail, type_of
 from penstock.sql.expression import Expression, column, conjunction
 

@@ -26,9 +26,9 @@ from penstock.dataflow.nodes import (
     Window,
     topological,
 )
-from penstock.dataflow.types import UNKNOWN, expression_type, fixed_bytes
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import PANE, Fragments
+from penstock.operators.types import UNKNOWN, expression_type, fixed_bytes
 from penstock.operators.update_stream.cast import cast
 from penstock.sql.evaluate import filter_rows, project, type_of
 from penstock.sql.expression import Expression

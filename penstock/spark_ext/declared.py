@@ -21,9 +21,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.dataflow.types import UNKNOWN, aggregate_type, declared_type
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
+from penstock.operators.types import UNKNOWN, aggregate_type, declared_type
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.border.connection import check_own_readers, is_connect
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema

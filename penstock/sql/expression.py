@@ -26,6 +26,7 @@ __all__ = [
     "did_you_mean",
     "edit",
     "is_aggregate",
+    "select_item",
     "split_alias",
     "unknown_functions",
 ]
@@ -339,3 +340,8 @@ def _parse_named(text: str) -> tuple[Tree, str | None]:
     name = parser.alias()
     parser.end()
     return tree, name
+
+
+def select_item(name: str, expression: Expression) -> str:
+    """Return a column of a select list."""
+    return f"{expression.text} AS {column(name).text}"

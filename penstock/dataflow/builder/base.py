@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from penstock.dataflow.nodes import Node, Select, Sink, Source, UpdateQueue, UpdateUnion, Window, topological
 from penstock.dataflow.nodes.base import infer
-from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
+from penstock.operators.types import UNKNOWN
 from penstock.operators.update_stream.deletes import check_delete_results, mark_deletes
 from penstock.operators.update_stream.options import column_names
 from penstock.sql.expression import Expression, did_you_mean

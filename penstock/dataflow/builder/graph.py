@@ -26,10 +26,10 @@ from penstock.dataflow.nodes import (
 )
 from penstock.dataflow.plan import Persist, PhysicalPlan, plan
 from penstock.dataflow.statistics import Statistics, measure
-from penstock.dataflow.types import UNKNOWN, expression_type
 from penstock.ddl import parse_schema, quote, type_text
 from penstock.errors import InvalidUsageError
 from penstock.operators.own.abc import Operator
+from penstock.operators.types import UNKNOWN, expression_type
 from penstock.operators.update_stream.operator_options import (
     QueueArguments,
     QueueOptions,

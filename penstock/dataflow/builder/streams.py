@@ -19,9 +19,9 @@ from penstock.dataflow.nodes import (
     topological,
     update_time,
 )
-from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import TimeUnit
+from penstock.operators.types import UNKNOWN
 from penstock.operators.update_stream.deletes import delete_conditions
 from penstock.operators.update_stream.lives import life_steps
 from penstock.operators.update_stream.operator_options import (

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from penstock.dataflow.types import expression_type
 from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
+from penstock.operators.types import expression_type
 from penstock.sql.expression import Expression, did_you_mean
 
 __all__ = ["Node", "distinct", "duration", "find_column", "infer", "rebuild", "topological"]

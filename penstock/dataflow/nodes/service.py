@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.dataflow.nodes.base import Node
-from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.freshness.contract import FreshnessContract
+from penstock.operators.types import UNKNOWN
 from penstock.operators.update_stream.options import check_by_key, check_weight
 
 __all__ = ["check_weights", "describe_late_rows", "describe_limit"]

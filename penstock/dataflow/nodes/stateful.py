@@ -11,11 +11,11 @@ from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, 
 from penstock.dataflow.nodes.service import check_weights, describe_late_rows, describe_limit
 from penstock.dataflow.nodes.stateless import Select, Source, Union
 from penstock.dataflow.nodes.window import Aggregate, Assemble
-from penstock.dataflow.types import UNKNOWN
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import TimeUnit
 from penstock.operators.scheduling.policy import Policy
+from penstock.operators.types import UNKNOWN
 from penstock.operators.update_stream.choices import Semantics
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import describe_lives, life_steps, silent_field

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
-from penstock.dataflow.types import UNKNOWN, declared_type, scan_schema
 from penstock.operators.scan.spec import Scan
+from penstock.operators.types import UNKNOWN, declared_type, scan_schema
 from penstock.sql.expression import Expression, column
 
 __all__ = [

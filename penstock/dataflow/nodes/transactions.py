@@ -8,8 +8,8 @@ from typing import ClassVar
 import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, find_column
-from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
+from penstock.operators.types import UNKNOWN
 from penstock.operators.update_stream.operator_options import TransactionOptions
 from penstock.procedures.analysis.columns import (
     ANY_ORDER,

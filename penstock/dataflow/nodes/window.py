@@ -11,11 +11,11 @@ import pyarrow as pa
 from penstock.dataflow.nodes.base import Node, distinct, duration, find_column
 from penstock.dataflow.nodes.service import check_weights, describe_late_rows, describe_limit
 from penstock.dataflow.nodes.stateless import Select, Where
-from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketch_argument
 from penstock.operators.aggregates.own import takes_values
 from penstock.operators.scan.spec import PANE, WEIGHT, Partial, TimeUnit
+from penstock.operators.types import UNKNOWN, aggregate_type, expression_type, partial_type
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows, describe_lives
 from penstock.operators.update_stream.operator_options import WindowOptions

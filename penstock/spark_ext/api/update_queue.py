@@ -24,7 +24,6 @@ from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.packing import Packer
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.declared import Schema, declare_columns, parse_columns, with_column
-from penstock.spark_ext.graph.steps import select_item
 from penstock.spark_ext.sources.task_rows import LateStream, dropped_columns
 from penstock.spark_ext.worker.queue_operator import QueueOperator
 from penstock.spark_ext.worker.stateful import (
@@ -37,6 +36,7 @@ from penstock.spark_ext.worker.stateful import (
     with_safe_names,
     with_silent,
 )
+from penstock.sql.expression import select_item
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
 __all__ = [

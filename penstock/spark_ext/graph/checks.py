@@ -32,9 +32,9 @@ from penstock.dataflow.nodes import (
     topological,
     window_by_key,
 )
-from penstock.dataflow.types import scan_schema
 from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
+from penstock.operators.types import scan_schema
 from penstock.spark_ext.api.failure import spark_message
 from penstock.spark_ext.border.types import check_same
 from penstock.sql.evaluate import needs_ansi

@@ -52,7 +52,7 @@ from penstock.spark_ext.graph.checks import (
 )
 from penstock.spark_ext.graph.lookup_tables import join_table, lookup_in
 from penstock.spark_ext.graph.state import StatePlace
-from penstock.spark_ext.graph.steps import apply_step, apply_steps, select_item, split_steps, step_text
+from penstock.spark_ext.graph.steps import apply_step, apply_steps, split_steps, step_text
 from penstock.spark_ext.graph.window_join import Side, join_windows
 from penstock.spark_ext.graph.windows import (
     aggregate_windows,
@@ -68,7 +68,7 @@ from penstock.spark_ext.sources.parquet_reader import parquet_files, read_parque
 from penstock.spark_ext.sources.pushed import Columns, Pushed
 from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_plan import PlannedWindows
-from penstock.sql.expression import Expression
+from penstock.sql.expression import Expression, select_item
 
 __all__ = ["Frames", "SinkInput"]
 

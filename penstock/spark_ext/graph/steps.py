@@ -8,10 +8,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock.dataflow.nodes import Node, Select, Sink, Where
-from penstock.sql.expression import Expression, column
+from penstock.sql.expression import select_item
 from penstock.windows.finish import Step
 
-__all__ = ["apply_step", "apply_steps", "select_item", "split_steps", "step_text"]
+__all__ = ["apply_step", "apply_steps", "split_steps", "step_text"]
 
 
 def split_steps(node: Node) -> tuple[Node, list[Where | Select]]:
@@ -46,8 +46,3 @@ def step_text(node: Where | Select) -> Step:
     if isinstance(node, Where):
         return node.predicate.text
     return {name: expression.text for name, expression in node.columns}
-
-
-def select_item(name: str, expression: Expression) -> str:
-    """Return a column of a select list."""
-    return f"{expression.text} AS {column(name).text}"

@@ -12,12 +12,12 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import NullType, StructType
 
 from penstock.dataflow.nodes import Aggregate, Assemble, Node, PushedScan, SessionWindow, Window
-from penstock.dataflow.types import scan_schema
 from penstock.ddl import quote
 from penstock.errors import InternalError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.wide import WIDE
 from penstock.operators.scan.spec import PANE, Fragments, Partial, TimeUnit
+from penstock.operators.types import scan_schema
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.api.update_window import plan_windows

@@ -16,12 +16,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.checkpointing import PUnit
-from penstock.dataflow.types import UNKNOWN, expression_type
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import sketch_argument
 from penstock.operators.aggregates.moments import from_settings
 from penstock.operators.scan.spec import Fragments, Partial
+from penstock.operators.types import UNKNOWN, expression_type
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.border.window_packing import row_fragmenter
 from penstock.spark_ext.state_copy.keyed_units import WrittenState

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.queries import QUERIES
-from penstock.dataflow.types import scan_schema
 from penstock.operators.scan.scanner import Scanner
+from penstock.operators.types import scan_schema
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "explain"
 

@@ -18,8 +18,8 @@ import penstock
 from penstock.dataflow import Graph, Persist, graph
 from penstock.dataflow.nodes import RowWindow, Sink, UpdateQueue, Window, topological
 from penstock.dataflow.shape import shape
-from penstock.dataflow.types import UNKNOWN, scan_schema
 from penstock.errors import InvalidUsageError
+from penstock.operators.types import UNKNOWN, scan_schema
 from penstock.operators.update_stream.operator_options import (
     JoinArguments,
     JoinOptions,
