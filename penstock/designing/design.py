@@ -97,6 +97,12 @@ def design(
 
     Examples
     --------
+    >>> bank = penstock.database("bank")
+    >>> accounts = bank.table("accounts", "id bigint, balance bigint NOT NULL", key="id")
+    >>> @bank.procedure(event="source bigint, target bigint, amount bigint")
+    ... def transfer(e, accounts):
+    ...     accounts[e.source].balance -= e.amount
+    ...     accounts[e.target].balance += e.amount
     >>> events = {"source": [1, 2, 3], "target": [1, 2, 3], "amount": [1, 1, 1]}
     >>> result = penstock.design(bank, {"transfer": events}, partitions=2)
     >>> result.design.columns

@@ -52,6 +52,16 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     --------
     >>> bank = penstock.database("bank")
     >>> accounts = bank.table("accounts", "id bigint, balance bigint NOT NULL", key="id")
+    >>> @bank.procedure(event="source bigint, target bigint, amount bigint")
+    ... def transfer(e, accounts):
+    ...     accounts[e.source].balance -= e.amount
+    ...     accounts[e.target].balance += e.amount
+    >>> with bank.open() as db:
+    ...     db.load("accounts", {"id": [1, 2], "balance": [100, 0]})
+    ...     print(db.call("transfer", source=1, target=2, amount=30))
+    ...     print(db.call("transfer", source=1, target=3, amount=30))
+    {'rejected': None}
+    {'rejected': 'unknown key: accounts'}
     """
     return Database(name, location)
 
@@ -269,9 +279,7 @@ class Database:
         name = on if isinstance(on, str) else on.name
         catalog = self.catalog
         relation = catalog.find_relation(name)
-        event = pa.schema(
-            [pa.field(column.name, column.type, column.nullable) for column in relation.columns]
-        )
+        event = pa.schema([pa.field(one.name, one.type, one.nullable) for one in relation.columns])
 
         def decorate(function: Function) -> Procedure:
             text = self.catalog.read(function)
@@ -380,15 +388,6 @@ class Database:
             If the location holds different tables, or calls of a changed program; or an option is unusable.
         CorruptDataError, UnavailableError
             If the database's files are damaged, or the file system refuses.
-
-        Examples
-        --------
-        >>> with bank.open() as db:
-        ...     db.load("accounts", {"id": [1, 2], "balance": [100, 0]})
-        ...     db.call("transfer", source=1, target=2, amount=30)
-        ...     db.call("transfer", source=1, target=3, amount=30)
-        {'rejected': None}
-        {'rejected': 'unknown key: accounts'}
         """
         from penstock.procedures.in_process.open_database import OpenDatabase
 

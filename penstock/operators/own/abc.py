@@ -54,10 +54,11 @@ class Operator(ABC):
     ...         self.counts = dict(zip(*tables["counts"].to_pydict().values()))
     ...
     ...     def run(self, batch, clock):
-    ...         users = batch["user"].to_pylist()
-    ...         for user in users:
+    ...         visits = []
+    ...         for user in batch["user"].to_pylist():
     ...             self.counts[user] = self.counts.get(user, 0) + 1
-    ...         return pa.table({"user": users, "visits": [self.counts[user] for user in users]})
+    ...             visits.append(self.counts[user])
+    ...         return pa.table({"user": batch["user"], "visits": visits})
     ...
     ...     def snapshot(self):
     ...         return {"counts": pa.table({"user": list(self.counts), "visits": list(self.counts.values())})}
