@@ -163,7 +163,7 @@ def window_rows(size: object, slide: object | None) -> tuple[int, int] | None:
 
 
 def parse_address(address: str | int) -> tuple[str, int]:
-    """Return the host and port that ``HOST:PORT`` names, or that a single port of 127.0.0.1 names.
+    """Return the host and port of ``HOST:PORT``; a port alone is a port of 127.0.0.1.
 
     An IPv6 address is in brackets, such as ``[::1]:9464``. Port 0 takes a free port.
 

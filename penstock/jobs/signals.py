@@ -57,7 +57,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     def _is_news(self, record: logging.LogRecord) -> bool:
         """Return False for a log record that only reports that the signal interrupted or ended the JVM.
 
-        Graphs mark the log records about a driver that has ended with the attribute ``driver_ended``.
+        Graphs give the attribute ``driver_ended`` to log records about a driver that has ended.
         """
         if self.received is None:
             return True

@@ -1,9 +1,9 @@
-"""Floating-point numbers as integers: exactly if they are decimals, or within a bound that the user gives.
+"""Store floating-point numbers as integers: decimals without loss, others with a bounded error.
 
 A decimal with some digits after the point is ``n / 10**digits`` for an integer n. If n and the power are
 exact in a double, their quotient is the double nearest to the decimal. Then storing n is lossless if the
-quotient has the same bits. The encoder checks every quotient; a value that differs from its quotient (also
--0.0, NaN and infinities) is an exception, stored unchanged.
+quotient has the same bits as the number. The encoder checks every quotient; a value that differs from its
+quotient (also -0.0, NaN and infinities) is an exception, stored unchanged.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `penstock.sql.evaluate` divides by literals only. The means and deviations of a `Decomposition` divide by
 counts, so this module computes them itself. If a count is zero, its sum is null, and null divided by zero is
-null, as in Spark. Spark itself evaluates all other divisions by a column, because they fail if the divisor is
-zero.
+null, as in Spark. All other divisions by a column are left to Spark, because they must fail as in Spark if
+the divisor is zero.
 """
 
 from __future__ import annotations

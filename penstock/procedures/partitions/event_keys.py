@@ -187,8 +187,9 @@ class EventKeys:
     ) -> list[tuple[Numbers, Numbers | None]]:
         """Return the partitions that events need because of replicated tables.
 
-        An event that writes replicated tables needs all partitions. An event that needs no other partition
-        needs one. So each event runs after earlier writes to the replicated tables that it may read.
+        An event that writes replicated tables needs all partitions. An event that would need no partition at
+        all gets partition 0. So each event runs after earlier writes to the replicated tables that it may
+        read.
         """
         count, every = self.events.num_rows, np.arange(next(iter(self._placements.values())).partitions)
         writers = np.unique(np.concatenate([self.values(keys)[0] for keys in self.route.writes]))

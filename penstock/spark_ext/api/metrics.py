@@ -133,9 +133,9 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
     drain : bool
         Whether the query continues until no key waits.
     first : bool
-        Whether the last batch is the first batch since the query started. If this batch has no input, an
-        earlier start planned it. Such a batch does not show whether there is input now, so a second batch
-        must follow.
+        Whether the last batch is the first batch since the query started. If this batch has no input, it was
+        planned before this start of the query. Such a batch does not show whether there is input now, so a
+        second batch must follow.
     """
     return not first and not new_input and not (drain and waits)
 

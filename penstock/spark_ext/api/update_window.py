@@ -277,9 +277,10 @@ def _rows(
     whole: bool,
     declared: bool,
 ) -> tuple[DataFrame, StructType, tuple[Partial, ...]]:
-    """Return rows with columns for time, groups, values and `more`, their schema, and the partials.
+    """Return the rows that windows read, the schema of their columns, and the partials.
 
-    With `whole`, the rows also have all columns of the input, at the end.
+    The columns are time, groups, values and `more`. With `whole`, the rows also have all columns of the
+    input, at the end.
     """
     for name in keys:
         check_column("key", name, df.columns)

@@ -163,7 +163,7 @@ class Packer:
     limits : PackingLimits
         The sizes of chunks and parcels.
     dropped : DroppedForm, optional
-        The form of dropped rows, which go to the first bucket.
+        The columns in which dropped rows are stored; these rows go to the first bucket.
     """
 
     stream: UpdateStream

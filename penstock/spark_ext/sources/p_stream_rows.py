@@ -95,7 +95,7 @@ class SegmentRows:
     def write(
         self, rows: Iterable[pa.RecordBatch], writer: str, batch: int, partition: int
     ) -> tuple[Segment, ...]:
-        """Make a task's rows durable; return their segments, which are empty if there are no rows.
+        """Make a task's rows durable; return their segments, none if there are no rows.
 
         With `late`, the rows are durable only after a sync of the file system.
         """

@@ -319,7 +319,8 @@ def result_frames(
 
     The metrics, if any, are in the first row, so that a small result is one row. Spark passes a task's output
     on only when it has more than `batch_rows` rows, whatever their size. So it would hold all windows of a
-    large micro-batch at once, in four copies. Empty rows make Spark flush every `held_bytes`.
+    large micro-batch at once, in four copies. So after every `held_bytes` bytes, a frame of empty rows makes
+    Spark pass the output on.
     """
     import pandas as pd  # only workers of Spark load it
 

@@ -220,9 +220,10 @@ def find_slots(
 def find_runs(
     times: Any, steps: int, state: Any, panes: Any, begin: int, starts: Any, slots: Any
 ) -> tuple[int, int]:
-    """Find runs of rows in one pane, without groups; return their number and the row after the last run.
+    """Find runs of consecutive rows in the same pane, for rows without groups.
 
-    This works like `find_slots`, but writes one entry per run: its first row to `starts`, its slot to
+    The kernel returns the number of runs and the row after the last run.
+    It works like `find_slots`, but writes one entry per run: its first row to `starts`, its slot to
     `slots`. The kernel ends early when `panes` is full. Most rows are in the pane of the previous row, so 32
     rows are compared at once.
     """
