@@ -2,8 +2,9 @@
 
 ``python -m tests.documents`` runs every block of every page in the current directory, and writes one line of
 JSON for each. All Python shares one Spark session, and the blocks of a page share their names. Shell blocks
-are run by ``sh -eu``, YAML blocks are read as pipelines. A block that begins with a comment that is a file's
-name is saved as that file. A Python block with such a name is not run itself: a shell block does that.
+are run by ``sh -eu``. A block that begins with a comment that is a file's name is saved as that file. A
+Python block with such a name is not run itself: a shell block does that. YAML blocks are pipelines or parts
+of one; `check` checks them without Spark, in the unit tests.
 
 A comment in the line before a block may say more about the block:
 
@@ -32,13 +33,15 @@ from typing import Any, Final
 
 import yaml
 
-__all__ = ["ROOT", "RUN", "SHOWN", "Block", "blocks", "pages", "run"]
+__all__ = ["CHECKED", "ROOT", "RUN", "SHOWN", "Block", "blocks", "check", "pages", "run"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-RUN: Final = ("python", "sh", "yaml")
+RUN: Final = ("python", "sh")
 """The languages of blocks that run."""
+CHECKED: Final = ("yaml",)
+"""The language of pipelines."""
 SHOWN: Final = ("text", "json")
-"""Those of blocks that show what a program prints."""
+"""The languages of blocks that show what a program prints."""
 
 _BLOCK: Final = re.compile(
     r"^(?:<!-- (?P<note>.*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
@@ -51,6 +54,8 @@ _SECTIONS: Final = {
     "sink": {"type": "noop"},
 }
 _STEPS: Final = ("queue", "union", "join", "window", "database", "operator")
+_BORROWED: Final = {"docs/how-to/pipelines.md": ("docs/how-to/serve.md", "bank.py")}
+"""By page, the page and name of a file that its pipelines need and the page only links to."""
 
 
 @dataclass(frozen=True)
@@ -106,21 +111,6 @@ def _run_python(block: Block, scope: dict[str, Any]) -> None:
     exec(compile(text, block.page, "exec"), scope)
 
 
-def _run_yaml(block: Block) -> None:
-    """Read a pipeline; sections that a pipeline must have and the block does not show are added."""
-    from penstock.conf.pipeline import load_pipeline
-
-    shown = yaml.safe_load(block.text)
-    missing = {
-        name: section
-        for name, section in _SECTIONS.items()
-        if name not in shown and not (name in _STEPS and any(step in shown for step in _STEPS))
-    }
-    file = Path("checked.yaml")
-    file.write_text(block.text + yaml.safe_dump(missing) if missing else block.text)
-    load_pipeline(file)
-
-
 def _run_shell(block: Block) -> str:
     """Run a block by ``sh -eu`` and return what it prints."""
     process = subprocess.Popen(
@@ -154,12 +144,33 @@ def run(block: Block, scope: dict[str, Any]) -> None:
     """Run a block; `scope` has the names of its page. Failures are raised."""
     if block.file:
         Path(block.file).write_text(block.text)
-    if block.language == "yaml":
-        _run_yaml(block)
-    elif block.language == "sh":
+    if block.language == "sh":
         _run_shell(block)
-    elif block.file is None:
+    elif block.language == "python" and block.file is None:
         _run_python(block, scope)
+
+
+def check(block: Block) -> None:
+    """Check a pipeline as ``penstock check`` does, in the current directory.
+
+    The modules that the pipeline names come from the blocks of its page. Sections that a pipeline must have
+    and the block does not show are added.
+    """
+    from penstock.jobs.checks.checking import check_pipeline
+
+    lender, name = _BORROWED.get(block.page, (block.page, None))
+    for other in blocks(ROOT / lender):
+        if other.file and (name is None or other.file == name):
+            Path(other.file).write_text(other.text)
+    shown = yaml.safe_load(block.text)
+    missing = {
+        name: section
+        for name, section in _SECTIONS.items()
+        if name not in shown and not (name in _STEPS and any(step in shown for step in _STEPS))
+    }
+    file = Path("checked.yaml")
+    file.write_text(block.text + yaml.safe_dump(missing) if missing else block.text)
+    check_pipeline(str(file), [])
 
 
 def main() -> None:
@@ -177,7 +188,7 @@ def main() -> None:
     for page in chosen:
         scope: dict[str, Any] = {"__name__": "__main__", "spark": spark, "penstock": penstock}
         for block in blocks(page):
-            if block.language not in RUN or block.reason:
+            if block.language in SHOWN or block.reason:
                 continue
             started = time.monotonic()
             printed = io.StringIO()

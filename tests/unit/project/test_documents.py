@@ -1,12 +1,14 @@
 """The helpers that find and run the code blocks of the documents."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import InvalidUsageError
-from tests.documents import Block, blocks, run
+from tests.documents import CHECKED, Block, blocks, check, pages, run
 
+PIPELINES = [block for page in pages() for block in blocks(page) if block.language in CHECKED]
 PAGE = """
 # A page
 
@@ -69,7 +71,21 @@ def test_a_shell_block_that_ends_before_its_text_fails() -> None:
         run(block("sh", "echo other\n", "stop after: ready"), {})
 
 
+def part(text: str) -> Block:
+    """Return a part of a pipeline, as in a page without files."""
+    return Block("CHANGELOG.md", 1, "yaml", text, "")
+
+
 def test_a_part_of_a_pipeline_is_checked_like_a_whole_one() -> None:
-    run(block("yaml", "queue: {key: symbol, time: time, budget: 5}\n"), {})
+    check(part("queue: {key: symbol, time: time, budget: 5}\n"))
     with pytest.raises(InvalidUsageError, match="budgt"):
-        run(block("yaml", "queue: {key: symbol, time: time, budgt: 5}\n"), {})
+        check(part("queue: {key: symbol, time: time, budgt: 5}\n"))
+    with pytest.raises(InvalidUsageError, match=r"queue\.key.*did you mean 'symbol'"):
+        check(part("queue: {key: symbl, time: time, budget: 5}\n"))
+
+
+@pytest.mark.parametrize("block", PIPELINES, ids=lambda block: block.place)
+def test_the_pipelines_of_a_page_pass_the_checks(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    check(block)
