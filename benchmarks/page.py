@@ -225,7 +225,7 @@ def peers() -> str:
 def command(name: str) -> str:
     """Return the first command of a file of results as Markdown, or that its scripts were not kept."""
     text = (RESULTS / f"{name}.txt").read_text()
-    found = re.search(r"(python -m benchmarks\.|script/)[^\n(;,|]*", text)
+    found = re.search(r"(python -m benchmarks\.|script/)[^\n();,|]*", text)
     return f"`{found.group().strip()}`" if found else "not kept"
 
 
