@@ -61,18 +61,34 @@ def with_release(changelog: str, version: str, date: str) -> str:
     return changelog[: found.start()] + section + changelog[found.end() :]
 
 
-def for_indexes(readme: str, url: str | None) -> str:
-    """Return the README for a package index, which knows no file of the project.
+def for_indexes(readme: str, url: str, version: str) -> str:
+    """Return the README for a package index, which knows no file of the project: all links are absolute."""
+    files = f"{url.rstrip('/')}/{{}}/v{version}/"
+    with_images = re.sub(r"(?<=\]\()(?=[\w/.-]+\.(?:png|svg)\))", files.format("raw"), readme)
+    return re.sub(r"(?<=\]\()(?![a-z]+:|#)", files.format("blob"), with_images)
 
-    Links and images below `url` become absolute. Without one, images are left out, with the lines in italics
-    that explain them, and links are only text.
+
+def with_urls(project: str, url: str, version: str) -> str:
+    """Return pyproject.toml with the addresses that a package index shows.
+
+    Raises
+    ------
+    ValueError
+        If the file has such addresses, or no place for them.
     """
-    if url is not None:
-        return re.sub(r"(?<=\]\()(?![a-z]+:|#)", url.rstrip("/") + "/", readme)
-    without_images = re.sub(
-        r"^!\[[^\]]*\]\((?![a-z]+:)[^)]*\)\n\n(\*[^\n]+(?:\n[^\n]+)*\*\n\n)?", "", readme, flags=re.M
-    )
-    return re.sub(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)[^)]*\)", r"\1", without_images)
+    place = "[project.scripts]\n"
+    if "[project.urls]" in project or place not in project:
+        raise ValueError("pyproject.toml must have [project.scripts], and no [project.urls]")
+    url = url.rstrip("/")
+    urls = {
+        "Homepage": url,
+        "Documentation": f"{url}/tree/v{version}/docs",
+        "Source": url,
+        "Changelog": f"{url}/blob/v{version}/CHANGELOG.md",
+        "Issues": f"{url}/issues",
+    }
+    lines = "".join(f'{name} = "{address}"\n' for name, address in urls.items())
+    return project.replace(place, f"[project.urls]\n{lines}\n{place}")
 
 
 def build(version: str, url: str | None, out: Path) -> None:
@@ -87,8 +103,9 @@ def build(version: str, url: str | None, out: Path) -> None:
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, copy / name)
         prepare(copy, version)
-        readme = copy / "README.md"
-        readme.write_text(for_indexes(readme.read_text(), url))
+        if url is not None:
+            for name, changed in {"README.md": for_indexes, "pyproject.toml": with_urls}.items():
+                (copy / name).write_text(changed((copy / name).read_text(), url, version))
         python = sys.executable
         subprocess.run([python, "-m", "hatchling", "build", "-d", str(out.resolve())], cwd=copy, check=True)
         files = sorted(str(path) for path in out.glob(f"penstock-{version}*"))
@@ -107,20 +124,28 @@ def prepare(root: Path, version: str) -> None:
         path.write_text(text)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Make a release, or try it."""
     parser = argparse.ArgumentParser(prog="script/release", description=__doc__)
     parser.add_argument("version", help="the new version, such as 0.2.0")
     parser.add_argument(
         "--go", action="store_true", help="change the tree and write dist/; else all is only tried"
     )
-    parser.add_argument("--url", help="where the project's files are shown, for the README's links")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--url",
+        help="the repository's address, for [project.urls] and the README's links: "
+        "it shows files of a tag below /blob/TAG; --go needs it",
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.go and arguments.url is None:
+        parser.error("--go needs --url, because a package index shows the project's links")
+    if arguments.url is not None and not arguments.url.startswith("https://"):
+        parser.error("--url must begin with https://")
     try:
         if not arguments.go:
             with tempfile.TemporaryDirectory() as out:
                 build(arguments.version, arguments.url, Path(out))
-            print(f"release: {arguments.version} can be made; nothing was changed. Do it with --go.")
+            print(f"release: {arguments.version} can be made; nothing changed. Do it with --url and --go.")
             return
         (ROOT / "dist").mkdir(exist_ok=True)
         build(arguments.version, arguments.url, ROOT / "dist")

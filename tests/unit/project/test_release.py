@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,42 @@ def test_a_later_version_is_written() -> None:
     assert release.with_version('x\n__version__ = "0.1.0"\n', "0.10.0") == 'x\n__version__ = "0.10.0"\n'
 
 
+URL = "https://example.org/penstock"
+
+
 def test_the_readme_of_a_package_index_has_no_relative_links() -> None:
-    readme = (ROOT / "README.md").read_text()
-    plain = release.for_indexes(readme, None)
-    assert not re.findall(r"\]\((?![a-z]+:|#)", plain)
-    assert "Staleness of an append queue" not in plain
-    assert plain.index("Penstock is a PySpark library") < plain.index("**It is for you**")
-    absolute = release.for_indexes(readme, "https://example.org/files/")
-    assert "](https://example.org/files/docs/figures/demo.png)" in absolute
+    absolute = release.for_indexes((ROOT / "README.md").read_text(), f"{URL}/", "0.2.0")
+    assert f"]({URL}/raw/v0.2.0/docs/figures/demo.png)" in absolute
+    assert f"]({URL}/blob/v0.2.0/docs/concepts/update-queue.md#freshest)" in absolute
     assert not re.findall(r"\]\((?![a-z]+:|#)", absolute)
+
+
+def test_the_addresses_of_the_project_lie_below_one() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    changed = tomllib.loads(release.with_urls(text, f"{URL}/", "0.2.0"))
+    assert changed["project"].pop("urls") == {
+        "Homepage": URL,
+        "Documentation": f"{URL}/tree/v0.2.0/docs",
+        "Source": URL,
+        "Changelog": f"{URL}/blob/v0.2.0/CHANGELOG.md",
+        "Issues": f"{URL}/issues",
+    }
+    assert changed == tomllib.loads(text)
+
+
+@pytest.mark.parametrize("text", ["[project]\n", "[project.urls]\n[project.scripts]\n"])
+def test_a_project_with_addresses_or_without_a_place_for_them_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no \[project\.urls\]"):
+        release.with_urls(text, URL, "0.2.0")
+
+
+def test_a_release_needs_an_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(release, "build")
+    with pytest.raises(SystemExit, match="2"):
+        release.main(["0.2.0", "--go"])
+    assert "--go needs --url" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        release.main(["0.2.0", "--url", "example.org"])
+    assert "https://" in capsys.readouterr().err
