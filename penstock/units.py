@@ -49,7 +49,7 @@ _FACTORS = _UNITS_US | _PLURALS
 _DURATION = re.compile(r"\s*(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))\s*(?P<unit>[a-z]*)\s*")
 _ROWS = re.compile(r"\s*(?P<number>[0-9]+)\s*rows?\s*")
 _EXAMPLES = "'800ms', '2s', '1.5 s' or '5 minutes'"
-_MOST_ROWS = 2**40
+_MAX_ROWS = 2**40
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -157,8 +157,8 @@ def window_rows(size: object, slide: object | None) -> tuple[int, int] | None:
         raise InvalidUsageError(
             "the slide of windows is not from 1 row to their size", size_rows=size_rows, slide_rows=slide_rows
         )
-    if size_rows > _MOST_ROWS:
-        raise InvalidUsageError("the windows are too large", size_rows=size_rows, most=_MOST_ROWS)
+    if size_rows > _MAX_ROWS:
+        raise InvalidUsageError("the windows are too large", size_rows=size_rows, most=_MAX_ROWS)
     return size_rows, slide_rows
 
 

@@ -21,7 +21,7 @@ from penstock.designing.workload import TableOption
 __all__ = ["graph_choice"]
 
 PASSES = 5
-MOST_ROWS = 60
+MAX_ROWS = 60
 """Transactions with more rows are left out of the graph: they join everything."""
 SLACK = 1.1
 """The size of a part in proportion to its share."""
@@ -74,7 +74,7 @@ def _edges(trace: Trace, nodes: Ints) -> tuple[Ints, Ints, Ints]:
     for begin, end in itertools.pairwise(bounds.tolist()):
         rows = np.unique(nodes[begin:end])
         rows = rows[rows >= 0]
-        if 1 < len(rows) <= MOST_ROWS:
+        if 1 < len(rows) <= MAX_ROWS:
             one, other = np.meshgrid(rows, rows)
             apart = one != other
             pairs.append(np.stack([one[apart], other[apart]], axis=1))

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from penstock.compression.abc import check
 from penstock.compression.kernels.bits import Bytes, Ints
 from penstock.compression.kernels.text import (
-    MOST_DISTINCT,
+    MAX_DISTINCT,
     code_type,
     counts_of,
     distinct_texts,
@@ -260,7 +260,7 @@ def encode_as_dictionary(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | No
     sample = distinct_texts(*texts, rows[:_DICTIONARY_SAMPLE_ROWS])
     if sample is None or len(sample[0]) * 2 > len(sample[1]):
         return None
-    distinct = distinct_texts(*texts, rows, min(MOST_DISTINCT, rows.size // _MIN_REPEATS_TO_KEEP_CODES))
+    distinct = distinct_texts(*texts, rows, min(MAX_DISTINCT, rows.size // _MIN_REPEATS_TO_KEEP_CODES))
     if distinct is None:
         return None
     first, codes = distinct

@@ -21,7 +21,7 @@ from penstock.units import parse_duration_us
 
 __all__ = ["KeyStatistics", "QueueProposal", "design_queue", "expected_staleness"]
 
-LEAST_UPDATES_PER_KEY = 3.0
+MIN_UPDATES_PER_KEY = 3.0
 """The least mean number of rows per value of a proposed key. With fewer, a queue conflates too few rows."""
 BYTES_PER_KEY = 180
 """The memory for a key of a queue, in addition to its row (benchmarks/results/update_queue_copies.txt)."""
@@ -29,8 +29,8 @@ BYTES_PER_ENTRY = 130
 """The memory for one group in one pane (benchmarks/results/windows_growth.txt)."""
 WINDOW_ROWS_A_SECOND = 2_000_000
 """The rows per second that a bucket adds to windows of a million groups (same file)."""
-MOST_ROWS = 1_000_000
-_MOST_ITERATIONS = 1_000
+MAX_ROWS = 1_000_000
+_MAX_ITERATIONS = 1_000
 _SHOWN_OTHERS = 3
 
 Floats = npt.NDArray[np.float64]
@@ -136,7 +136,7 @@ def expected_staleness(rates: Floats, cost_s: float) -> float:
         return 0.0
     round_s, before_s = cost_s * len(rates), float("inf")
     least_s = 1e-6 * cost_s
-    for _ in range(_MOST_ITERATIONS):
+    for _ in range(_MAX_ITERATIONS):
         if abs(round_s - before_s) <= 1e-4 * round_s:
             break
         before_s, round_s = round_s, max(cost_s * float(-np.expm1(-rates * round_s).sum()), least_s)
@@ -158,7 +158,7 @@ def design_queue(
     memory_bytes: int = 2 << 30,
     slide: str | None = None,
     size: str | None = None,
-    rows: int = MOST_ROWS,
+    rows: int = MAX_ROWS,
 ) -> QueueProposal:
     """Propose the key, the number of buckets and the working copy of an update queue for a p-stream.
 
@@ -250,7 +250,7 @@ def _choose_key(sample: pa.RecordBatch, time: str, seconds: float) -> list[KeySt
         for field in sample.schema
         if field.name != time and any(is_kind(field.type) for is_kind in kinds)
     ]
-    usable = [one for one in found if one.updates >= LEAST_UPDATES_PER_KEY]
+    usable = [one for one in found if one.updates >= MIN_UPDATES_PER_KEY]
     if not usable:
         raise InvalidUsageError(
             "no column has values with several rows each",

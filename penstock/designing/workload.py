@@ -18,7 +18,7 @@ from penstock.designing.cost_kernels import Floats, Masks, add_accesses
 from penstock.designing.traces.trace import ANY_TABLE, Mode, Trace, linked_columns
 from penstock.errors import InvalidUsageError
 from penstock.procedures.partitions.design import PartitionColumns
-from penstock.procedures.partitions.partitioned_tables import MOST_PARTITIONS
+from penstock.procedures.partitions.partitioned_tables import MAX_PARTITIONS
 from penstock.procedures.partitions.placement import hash_numbers, mix_hashes
 from penstock.procedures.schema import Kind, TableSpec
 from penstock.procedures.texts import Numbers
@@ -178,11 +178,11 @@ class Workload:
         InvalidUsageError
             If `partitions` is not from 2 to 64, or `intervals` is not positive.
         """
-        if type(partitions) is not int or not 2 <= partitions <= MOST_PARTITIONS:
+        if type(partitions) is not int or not 2 <= partitions <= MAX_PARTITIONS:
             raise InvalidUsageError(
                 "a design cannot have this number of partitions",
                 partitions=repr(partitions),
-                hint=f"use 2 to {MOST_PARTITIONS}",
+                hint=f"use 2 to {MAX_PARTITIONS}",
             )
         if type(intervals) is not int or intervals < 1:
             raise InvalidUsageError("intervals is not a positive integer", intervals=repr(intervals))

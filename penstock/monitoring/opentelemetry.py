@@ -16,7 +16,7 @@ __all__ = ["OpenTelemetryExporter", "otlp_provider"]
 
 _SAMPLE_US = 10_000
 """A micro-batch records one percentile of staleness for each such span of its time."""
-_MOST_SAMPLES = 1_000
+_MAX_SAMPLES = 1_000
 
 
 class OpenTelemetryExporter:
@@ -62,7 +62,7 @@ class OpenTelemetryExporter:
             for distribution in DISTRIBUTIONS:
                 instrument = self._instruments[distribution.name]
                 for kind, staleness in distribution.read(batch):
-                    count = min(max(round(1000 * batch.batch_ms / _SAMPLE_US), 1), _MOST_SAMPLES)
+                    count = min(max(round(1000 * batch.batch_ms / _SAMPLE_US), 1), _MAX_SAMPLES)
                     for value in staleness.sample_us(count):
                         instrument.record(value / 1e6, own | {"class": kind})
 

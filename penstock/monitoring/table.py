@@ -14,7 +14,7 @@ __all__ = ["MetricsList", "html_table"]
 _SHOWN: Final = (
     "operator", "batch_id", "timestamp", "rows_in", "conflated", "late", "dropped", "emitted", "waiting_keys",
 )  # fmt: skip
-_MOST_ROWS: Final = 50
+_MAX_ROWS: Final = 50
 
 
 class MetricsList(list[dict[str, Any]]):
@@ -38,8 +38,8 @@ class MetricsList(list[dict[str, Any]]):
     def _repr_html_(self) -> str:
         """Return the newest entries as a table, for notebooks."""
         shown = [name for name in _SHOWN if any(entry.get(name) not in (0, None) for entry in self)]
-        rows = [[_show(entry.get(name)) for name in shown] for entry in self[-_MOST_ROWS:]]
-        for row, entry in zip(rows, self[-_MOST_ROWS:], strict=True):
+        rows = [[_show(entry.get(name)) for name in shown] for entry in self[-_MAX_ROWS:]]
+        for row, entry in zip(rows, self[-_MAX_ROWS:], strict=True):
             stale = entry.get("application_staleness_ms") or {}
             row += [f"{stale.get(name, 0.0):,.0f}" for name in ("avg", "p95")]
             row.append(f"{entry.get('batch_ms', 0):,}")

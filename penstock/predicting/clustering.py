@@ -13,12 +13,12 @@ from penstock.procedures.texts import Numbers
 
 __all__ = ["cluster", "grow_tree", "select_features"]
 
-MOST_CLUSTERS = 32
+MAX_CLUSTERS = 32
 _SIZES = (2, 4, 8, 16)
-"""The numbers of clusters to try if the rows of features have more than `MOST_CLUSTERS` distinct values."""
+"""The numbers of clusters to try if the rows of features have more than `MAX_CLUSTERS` distinct values."""
 _BEST_SHARE = 0.1
-_MOST_FEATURES = 4
-_LEAST_VARIANCE = 1e-3
+_MAX_FEATURES = 4
+_MIN_VARIANCE = 1e-3
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 def cluster(rows: Floats) -> Callable[[Floats], Numbers]:
     """Cluster rows of features by expectation maximization; return a function that assigns other rows.
 
-    If at most `MOST_CLUSTERS` rows are distinct, each distinct row is the initial mean of a cluster.
+    If at most `MAX_CLUSTERS` rows are distinct, each distinct row is the initial mean of a cluster.
     Otherwise the number of clusters is the number in `_SIZES` with the least Bayesian information criterion.
     """
     from sklearn.mixture import GaussianMixture
@@ -38,12 +38,12 @@ def cluster(rows: Floats) -> Callable[[Floats], Numbers]:
     if len(distinct) == 1:
         return lambda others: np.zeros(len(others), np.int64)
     options = (
-        [(len(distinct), distinct)] if len(distinct) <= MOST_CLUSTERS else [(size, None) for size in _SIZES]
+        [(len(distinct), distinct)] if len(distinct) <= MAX_CLUSTERS else [(size, None) for size in _SIZES]
     )
     fits = []
     for size, means in options:
         mixture = GaussianMixture(
-            size, covariance_type="diag", reg_covar=_LEAST_VARIANCE, means_init=means,
+            size, covariance_type="diag", reg_covar=_MIN_VARIANCE, means_init=means,
             init_params="random_from_data", max_iter=20, random_state=0, tol=1e-2,
         )  # fmt: skip
         fits.append(mixture.fit(scaled))
@@ -88,7 +88,7 @@ def select_features(
     """
     best: tuple[Feature, ...] = ()
     least = without
-    for size in range(1, _MOST_FEATURES + 1):
+    for size in range(1, _MAX_FEATURES + 1):
         if least == 0.0:
             break
         scored = sorted(

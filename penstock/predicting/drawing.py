@@ -17,7 +17,7 @@ _WIDTH: Final = 190
 _HEIGHT: Final = 46
 _GAP: Final = 40
 _WIDEST: Final = 6.0
-_MOST_IN_ROW: Final = 12
+_MAX_IN_ROW: Final = 12
 _FILLS: Final = {BEGIN: "#eeeeee", COMMIT: "#d5e8d4", ABORT: "#f8cecc"}
 
 
@@ -87,7 +87,7 @@ def _arrange(model: MarkovModel) -> list[list[int]]:
             for child, count in model.edges[vertex].items():
                 if child not in seen and child not in (COMMIT, ABORT):
                     weights[child] = weights.get(child, 0) + count
-        row = sorted(weights, key=lambda vertex: -weights[vertex])[:_MOST_IN_ROW]
+        row = sorted(weights, key=lambda vertex: -weights[vertex])[:_MAX_IN_ROW]
         seen |= weights.keys()
         if row:
             rows.append(row)

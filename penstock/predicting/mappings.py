@@ -27,12 +27,12 @@ from penstock.procedures.compiler.values import AccessMode
 from penstock.procedures.schema import Column, Kind
 from penstock.procedures.texts import Numbers
 
-__all__ = ["LEAST_COEFFICIENT", "base_attribute", "find_bounds", "find_sources"]
+__all__ = ["MIN_COEFFICIENT", "base_attribute", "find_bounds", "find_sources"]
 
-LEAST_COEFFICIENT = 0.9
+MIN_COEFFICIENT = 0.9
 """An attribute is a source only if it equals the key in this share of comparisons."""
 
-_LEAST_COMPARISONS = 10
+_MIN_COMPARISONS = 10
 """A counter gets its own source only after this many comparisons; in fewer, values may be equal by chance."""
 _MODES = {
     "read": AccessMode.READ,
@@ -100,12 +100,12 @@ def find_bounds(trace: ProcedureTrace) -> tuple[Bound, ...]:
                 ended = ~trace.aborted
                 is_varied = len(np.unique(lengths[ended])) > 1
                 equal = times[ended] == lengths[ended]
-                if is_varied and (times <= lengths).all() and equal.mean() >= LEAST_COEFFICIENT:
+                if is_varied and (times <= lengths).all() and equal.mean() >= MIN_COEFFICIENT:
                     is_reached = bool(equal.all())
                     bounds.append(Bound(place, attribute.name, Limit.LENGTH, is_reached))
             for limit, excludes in ((Limit.NULL, ~is_valid), (Limit.VALUE, is_valid)):
                 others = times[~excludes]
-                if excludes.sum() >= _LEAST_COMPARISONS and not times[excludes].any() and others.any():
+                if excludes.sum() >= _MIN_COMPARISONS and not times[excludes].any() and others.any():
                     bounds.append(Bound(place, attribute.name, limit))
     required = sorted({bound.query for bound in bounds if bound.is_reached})
     return (*bounds, *(Bound(place, "", Limit.LAST) for place in _last_queries(trace, owner, required)))
@@ -186,12 +186,12 @@ def _best(place: int, column: Column, equal: dict[Column, Booleans], counters: N
     best = max(means, key=means.__getitem__, default=None)
     if best is None:
         return
-    if means[best] >= LEAST_COEFFICIENT:
+    if means[best] >= MIN_COEFFICIENT:
         yield source(best, ANY_COUNTER, float(means[best]))
         return
-    for counter in np.flatnonzero(counts >= _LEAST_COMPARISONS).tolist():
+    for counter in np.flatnonzero(counts >= _MIN_COMPARISONS).tolist():
         best = max(shares, key=lambda name: shares[name][counter])
-        if (share := float(shares[best][counter])) >= LEAST_COEFFICIENT:
+        if (share := float(shares[best][counter])) >= MIN_COEFFICIENT:
             yield source(best, counter, share)
 
 

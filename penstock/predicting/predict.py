@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["predict"]
 
-_LEAST_TRANSACTIONS = 20
-_MOST_PARTITIONS = 64
+_MIN_TRANSACTIONS = 20
+_MAX_PARTITIONS = 64
 
 
 def predict(
@@ -106,7 +106,7 @@ def predict(
             )
         specs = {spec.name: spec for spec in chosen.apply(database.name, specs.values())}
         partitions, ranges = chosen.partitions, chosen.ranges
-    if type(partitions) is not int or not 2 <= partitions <= _MOST_PARTITIONS:
+    if type(partitions) is not int or not 2 <= partitions <= _MAX_PARTITIONS:
         raise InvalidUsageError(
             "this is no number of partitions", partitions=repr(partitions), hint="use 2 to 64"
         )
@@ -124,7 +124,7 @@ def predict(
     procedures: list[ProcedureModels] = []
     accuracy: dict[str, Accuracy] = {}
     for trace in traces:
-        if trace.transactions < _LEAST_TRANSACTIONS:
+        if trace.transactions < _MIN_TRANSACTIONS:
             continue
         samples = Samples.of(trace, placements, partitions)
         half = samples.slice(0, len(samples) // 2)
@@ -132,9 +132,7 @@ def predict(
         accuracy[models.title] = measure(models, samples.slice(len(half), len(samples)), threshold)
         procedures.append(train(samples, threshold, clustered=clustered, features=models.features))
     if not procedures:
-        raise InvalidUsageError(
-            "the trace is too short", transactions=_most(traces), least=_LEAST_TRANSACTIONS
-        )
+        raise InvalidUsageError("the trace is too short", transactions=_most(traces), least=_MIN_TRANSACTIONS)
     predictor = Predictor(database.name, partitions, describe_placements(placements), threshold, procedures)
     return PredictionResult(predictor, accuracy)
 

@@ -12,7 +12,7 @@ from penstock.predicting.models.predictor import Predictor, ProcedureModels
 __all__ = ["PredictionResult"]
 
 _OPTIMIZATIONS = {"base": "OP1", "partitions": "OP2", "undo": "OP3", "finish": "OP4", "total": "all"}
-_MOST_SOURCES = 20
+_MAX_SOURCES = 20
 
 
 class PredictionResult:
@@ -67,9 +67,9 @@ class PredictionResult:
         yield f"  {models.title}: {count} model{'s' if count > 1 else ''}{chosen}, {states} states"
         yield f"    {_describe(accuracy)}"
         lines = [*_source_lines(models.names, models.sources), *_bound_lines(models.names, models.bounds)]
-        yield from lines[:_MOST_SOURCES]
-        if len(lines) > _MOST_SOURCES:
-            yield f"    and {len(lines) - _MOST_SOURCES} more"
+        yield from lines[:_MAX_SOURCES]
+        if len(lines) > _MAX_SOURCES:
+            yield f"    and {len(lines) - _MAX_SOURCES} more"
 
 
 def _source_lines(names: Sequence[object], sources: Sequence[Source]) -> Iterator[str]:

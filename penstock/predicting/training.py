@@ -20,9 +20,9 @@ from penstock.procedures.texts import Numbers
 
 __all__ = ["Samples", "measure", "train"]
 
-_MOST_SAMPLES, _MOST_QUERIES = 3_000, 60_000
+_MAX_SAMPLES, _MAX_QUERIES = 3_000, 60_000
 """Features are selected with at most this many transactions and queries; models learn from all of them."""
-_LEAST_IN_CLUSTER = 5
+_MIN_IN_CLUSTER = 5
 
 
 @dataclass
@@ -82,7 +82,7 @@ def _models(samples: Samples, chosen: Numbers, clusters: Numbers) -> list[Markov
     models = []
     for number in range(int(clusters.max(initial=0)) + 1):
         members = chosen[clusters == number].tolist()
-        models.append(everything if len(members) < _LEAST_IN_CLUSTER else _model(samples, members))
+        models.append(everything if len(members) < _MIN_IN_CLUSTER else _model(samples, members))
     return models
 
 
@@ -129,7 +129,7 @@ def _select(samples: Samples, models: ProcedureModels, threshold: float) -> tupl
     """Return the features that divide the transactions best, and their penalty."""
     trace = samples.trace
     event, base = trace.program.event, models.base
-    most = min(_MOST_SAMPLES, _MOST_QUERIES * len(samples) // max(len(trace.query), 1))
+    most = min(_MAX_SAMPLES, _MAX_QUERIES * len(samples) // max(len(trace.query), 1))
     order = np.argsort(draws(0, 0, len(samples)))[:most]
     training, validation, testing = np.split(order, [int(len(order) * 0.3), int(len(order) * 0.6)])
     if not len(training) or not len(validation):

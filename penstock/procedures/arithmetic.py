@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from penstock.compression.kernels.instructions import use_overflow_flag
 
-__all__ = ["LEAST", "MOST", "add_overflows", "multiply_overflows", "subtract_overflows"]
+__all__ = ["INT64_MAX", "INT64_MIN", "add_overflows", "multiply_overflows", "subtract_overflows"]
 
-LEAST = -(1 << 63)
-MOST = (1 << 63) - 1
+INT64_MIN = -(1 << 63)
+INT64_MAX = (1 << 63) - 1
 
 _HALF = 1 << 31
 
@@ -18,13 +18,13 @@ _HALF = 1 << 31
 @use_overflow_flag("sadd")
 def add_overflows(a: int, b: int) -> bool:
     """Return whether a + b is beyond 64 bits."""
-    return (b > 0 and a > MOST - b) or (b < 0 and a < LEAST - b)
+    return (b > 0 and a > INT64_MAX - b) or (b < 0 and a < INT64_MIN - b)
 
 
 @use_overflow_flag("ssub")
 def subtract_overflows(a: int, b: int) -> bool:
     """Return whether a - b is beyond 64 bits."""
-    return (b < 0 and a > MOST + b) or (b > 0 and a < LEAST + b)
+    return (b < 0 and a > INT64_MAX + b) or (b > 0 and a < INT64_MIN + b)
 
 
 @use_overflow_flag("smul")
@@ -35,8 +35,8 @@ def multiply_overflows(a: int, b: int) -> bool:
     if a == 0 or b == 0:
         return False
     if a > 0:
-        # The least integer is -MOST - 1, so the bound falls by one if `a` divides MOST + 1.
-        return b > MOST // a if b > 0 else b < -(MOST // a) - (1 if MOST % a == a - 1 else 0)
+        # The least integer is -INT64_MAX - 1, so the bound falls by one if `a` divides INT64_MAX + 1.
+        return b > INT64_MAX // a if b > 0 else b < -(INT64_MAX // a) - (1 if INT64_MAX % a == a - 1 else 0)
     if b > 0:
-        return a < -(MOST // b) - (1 if MOST % b == b - 1 else 0)
-    return LEAST in (a, b) or -a > MOST // -b
+        return a < -(INT64_MAX // b) - (1 if INT64_MAX % b == b - 1 else 0)
+    return INT64_MIN in (a, b) or -a > INT64_MAX // -b

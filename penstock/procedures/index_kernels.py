@@ -44,7 +44,7 @@ Entries = npt.NDArray[np.int64]
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _S32, _S29 = np.uint64(32), np.uint64(29)
-_LEAST_BITS = 6
+_MIN_BITS = 6
 _LINE_BITS = 2
 """A cache line has four entries."""
 _LINE = np.int64(3)
@@ -55,7 +55,7 @@ _PREFETCH_DISTANCE = 16
 
 def new_index(rows: int) -> tuple[Entries, int]:
     """Return an empty index with room for `rows` rows, and the shift of its hash."""
-    bits = max((2 * rows - 1).bit_length(), _LEAST_BITS)
+    bits = max((2 * rows - 1).bit_length(), _MIN_BITS)
     return np.zeros(2 << bits, np.int64), 64 - bits
 
 

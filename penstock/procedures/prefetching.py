@@ -18,7 +18,7 @@ from penstock.procedures.compiler.reading import ProcedureText
 
 __all__ = ["Lookup", "callee_of", "find_lookups", "prefetch_lines", "split_lookup", "trace_arguments"]
 
-_MOST_COLUMNS = 4
+_MAX_COLUMNS = 4
 _INDENT = "    "
 Sources = Mapping[str, str]
 """Maps an attribute of a callee's event to the attribute of the program's event that supplies the value."""
@@ -45,7 +45,7 @@ def find_lookups(text: ProcedureText, layout: Layout) -> tuple[list[Lookup], dic
     lookups: dict[Lookup, None] = {}
     used: dict[str, dict[str, None]] = {name: {} for name in layout.tables}
     _search(text, {column.name: column.name for column in layout.event}, layout, lookups, used)
-    return list(lookups), {name: list(columns)[:_MOST_COLUMNS] for name, columns in used.items()}
+    return list(lookups), {name: list(columns)[:_MAX_COLUMNS] for name, columns in used.items()}
 
 
 def _search(

@@ -25,8 +25,8 @@ from penstock.procedures.texts import Numbers, TextNumbers
 
 __all__ = ["TableRows", "arrow_column", "from_python", "null_mask", "numpy_column"]
 
-_LEAST_ROWS = 1 << 6
-_LEAST_GONE = 1 << 6
+_MIN_ROWS = 1 << 6
+_MIN_GONE = 1 << 6
 _UNIT_ROWS = 1 << 17
 
 
@@ -98,17 +98,15 @@ class TableRows:
     def __init__(self, spec: TableSpec, texts: TextNumbers) -> None:
         self.spec = spec
         self._texts = texts
-        self._columns = [np.zeros(_LEAST_ROWS, column.dtype) for column in spec.columns]
-        self._nulls = [
-            np.zeros(_LEAST_ROWS, np.bool_) if column.nullable else None for column in spec.columns
-        ]
-        self._live = np.zeros(_LEAST_ROWS, np.bool_)
-        self._dirty = np.zeros(_LEAST_ROWS, np.bool_)
-        self._free = np.zeros(_LEAST_ROWS, np.int64)
-        self._gone = np.zeros((_LEAST_GONE, len(spec.key)), np.int64)
+        self._columns = [np.zeros(_MIN_ROWS, column.dtype) for column in spec.columns]
+        self._nulls = [np.zeros(_MIN_ROWS, np.bool_) if column.nullable else None for column in spec.columns]
+        self._live = np.zeros(_MIN_ROWS, np.bool_)
+        self._dirty = np.zeros(_MIN_ROWS, np.bool_)
+        self._free = np.zeros(_MIN_ROWS, np.int64)
+        self._gone = np.zeros((_MIN_GONE, len(spec.key)), np.int64)
         self._facts = np.zeros(len(FACTS) + len(spec.indexes), np.int64)
-        self.trees = TableTrees(spec, texts, self._facts, len(FACTS), _LEAST_ROWS)
-        self._entries, self._facts[SHIFT] = new_index(_LEAST_ROWS)
+        self.trees = TableTrees(spec, texts, self._facts, len(FACTS), _MIN_ROWS)
+        self._entries, self._facts[SHIFT] = new_index(_MIN_ROWS)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -174,8 +172,8 @@ class TableRows:
     def forget_deleted(self) -> None:
         """Forget the deleted keys; the next delta does not have them."""
         self._facts[GONE] = 0
-        if len(self._gone) > _LEAST_GONE:
-            self._gone = np.zeros((_LEAST_GONE, len(self.spec.key)), np.int64)
+        if len(self._gone) > _MIN_GONE:
+            self._gone = np.zeros((_MIN_GONE, len(self.spec.key)), np.int64)
 
     def _grow_gone(self, size: int) -> None:
         if size > len(self._gone):

@@ -47,7 +47,7 @@ from penstock.records.registry import RegisteredSchema, SchemaRegistry, UnknownS
 
 __all__ = ["AvroDecoder", "avro_decoder"]
 
-_MOST_DIGITS: Final = 38
+_MAX_DIGITS: Final = 38
 _TIMES: Final = {
     "date": pa.date32(),
     "timestamp-millis": pa.timestamp("ms", "UTC"),
@@ -231,7 +231,7 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...] = ()) -> p
         return _TIMES[logical]
     if logical == "decimal":
         digits = schema["precision"]
-        return pa.decimal128(digits, schema.get("scale", 0)) if digits <= _MOST_DIGITS else None
+        return pa.decimal128(digits, schema.get("scale", 0)) if digits <= _MAX_DIGITS else None
     if kind == "array":
         item = _type(schema["items"], named, inside)
         return None if item is None else pa.list_(item)

@@ -27,7 +27,7 @@ __all__ = ["Frames", "Positions", "decode_in_parts", "read_frames"]
 Positions: TypeAlias = npt.NDArray[np.int64]
 
 _HEADER_BYTES: Final = 5
-_MOST_INDEXES: Final = 32
+_MAX_INDEXES: Final = 32
 """The maximum nesting of messages. A value with more indexes is treated as a value without a frame."""
 
 
@@ -96,7 +96,7 @@ def _read_paths(
     data: npt.NDArray[np.uint8], positions: Positions, ends: Positions, framed: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.int64], Positions, npt.NDArray[np.bool_]]:
     counts, positions, valid = _read_varints(data, positions, ends, framed)
-    valid &= counts <= _MOST_INDEXES
+    valid &= counts <= _MAX_INDEXES
     counts[~valid] = 0
     paths = np.full((len(counts), max(1, int(counts.max(initial=1)))), -1)
     paths[valid & (counts == 0), 0] = 0

@@ -44,7 +44,7 @@ _STOPS: Final = (
     "[SPARK_JOB_CANCELLED]",
 )
 """The causes of a call's error after the call's query was stopped."""
-_MOST_CHARACTERS: Final = 300
+_MAX_CHARACTERS: Final = 300
 """The length of a text for which a thread's stack always suffices."""
 
 
@@ -123,7 +123,7 @@ def _shorten_stops(method: Callable[..., Any]) -> Callable[..., Any]:
                 text = str(error)
                 if not any(stop in text for stop in _STOPS):
                     raise
-                cause = text.partition("\n\tat ")[0][:_MOST_CHARACTERS]
+                cause = text.partition("\n\tat ")[0][:_MAX_CHARACTERS]
                 # Spark looks for the names of both errors.
                 raise Py4JError(f"py4j.protocol.Py4JJavaError: {cause} ({_STOPS[0]})") from None
 

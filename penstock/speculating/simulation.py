@@ -25,8 +25,8 @@ from penstock.speculating.tracking import TrackingTable, find_prefetchable
 
 __all__ = ["Cluster"]
 
-_MOST_EXAMINED = 10
-_MOST_RESTARTS = 3
+_MAX_EXAMINED = 10
+_MAX_RESTARTS = 3
 """After this many restarts of a transaction, no other transaction runs at its stalls, so that it ends."""
 
 
@@ -393,11 +393,11 @@ class Cluster:
         job = partition.holder
         if job is None or partition.is_running or partition.waiting or self.scheduler.mode == "none":
             return
-        if job.restarts >= _MOST_RESTARTS:
+        if job.restarts >= _MAX_RESTARTS:
             return
         stall = job.stalls[partition.number]
         waiting = (one for one in partition.queue if len(one.transaction.partitions) == 1)
-        jobs = list(itertools.islice(waiting, _MOST_EXAMINED))
+        jobs = list(itertools.islice(waiting, _MAX_EXAMINED))
         queue = [one.transaction for one in jobs]
         if not queue:
             return

@@ -36,7 +36,7 @@ Value: TypeAlias = Any  # a pyarrow array or scalar; pyarrow is untyped
 Mask: TypeAlias = "pa.ChunkedArray[Any] | pa.Array[Any] | None"
 INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 FLOATS: Final = (pa.float32(), pa.float64())
-_LEAST_INEXACT: Final = 1 << 53
+_MIN_INEXACT: Final = 1 << 53
 """From this integer on, two different integers may become the same double."""
 _MAX_DIGITS: Final = 15
 """If two decimals with up to this many digits differ, they also differ as doubles."""
@@ -207,7 +207,7 @@ def _as_comparable(rows: Rows, left: Value, right: Value) -> list[Value]:
         number = decimals[0].as_py()
         if number is None:
             raise UnsupportedError("it compares whole numbers with a null decimal")
-        if abs(number) >= _LEAST_INEXACT:
+        if abs(number) >= _MIN_INEXACT:
             raise UnsupportedError("it compares whole numbers with a large decimal")
         return [as_double(left), as_double(right)]
     return [value.cast(_DECIMALS.get(value.type, value.type)) for value in (left, right)]

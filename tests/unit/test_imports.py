@@ -51,7 +51,7 @@ def _package_of(path: Path) -> str:
 
 # Names that everybody gives to modules of others.
 USUAL_ALIASES = {"np", "npt", "pa", "pc", "pq", "ds", "pd", "sf", "mpl", "plt"}
-MOST_FILES, MOST_LINES, MOST_SHARE = 12, 450, 1 / 5
+MAX_FILES, MAX_LINES, MAX_SHARE = 12, 450, 1 / 5
 
 
 def _without_type_checks(tree: ast.AST) -> Iterator[ast.AST]:
@@ -218,13 +218,13 @@ def test_an_import_of_a_function_counts_and_one_of_the_type_checker_does_not(tmp
 def test_no_folder_package_or_module_is_too_large() -> None:
     beside = [path for part in ("tests", "benchmarks") for path in (PACKAGE.parent / part).rglob("*.py")]
     files = Counter(path.parent for path in [*MODULES, *beside])
-    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+    assert {folder: count for folder, count in files.items() if count > MAX_FILES} == {}
     lines = {path: len(path.read_text().splitlines()) for path in MODULES}
-    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+    assert {path: count for path, count in lines.items() if count > MAX_LINES} == {}
     packages: Counter[str] = Counter()
     for path, count in lines.items():
         packages[_package_of(path)] += count
-    most = MOST_SHARE * packages.total()
+    most = MAX_SHARE * packages.total()
     assert {package: count for package, count in packages.items() if count > most} == {}
 
 

@@ -17,7 +17,7 @@ __all__ = ["drive_votes", "figure_6", "figure_8", "votes"]
 
 _TABLES = ("contestants", "votes", "totals", "leaderboard")
 _ROUND = 1000
-_MOST_REQUESTS = 1 << 21
+_MAX_REQUESTS = 1 << 21
 _FAVOURITE = 0.9
 """The share of votes for one contestant. The others go early; later votes for them are rejected."""
 DRIVEN = Served(driven_voter, ("validate", "count", "remove_lowest"), {}, _TABLES)
@@ -72,7 +72,7 @@ def figure_6(scale: Scale) -> list[Point]:
             until_over(scale.seconds / 10, drive)
             driven = until_over(scale.seconds, drive)
             waiting = until_over(scale.seconds, wait)
-            requests = np.zeros((_MOST_REQUESTS, 3), np.int64)
+            requests = np.zeros((_MAX_REQUESTS, 3), np.int64)
             requests[:, 1] = 1
             points.append({
                 "triggers": triggers, "client drives": driven, "workflow, client waits": waiting,
@@ -104,7 +104,7 @@ def drive_votes(connection: Connection, cast: npt.NDArray[np.int64], number: int
 def figure_8(scale: Scale) -> list[Point]:
     """Votes a second by how many are offered, with and without durability."""
     points: list[Point] = []
-    cast = votes(_MOST_REQUESTS)
+    cast = votes(_MAX_REQUESTS)
     for durable in (False, True):
         for rate in scale.rates:
             offered = rate or float("inf")

@@ -36,7 +36,7 @@ _QUICK_SAMPLE_ROWS = 1 << 12
 _LONG_SAMPLE_BELOW_MB_S = 500.0
 _SETTLED = 16
 _DECIDED = 3
-_MOST_TOKENS_SHARE = 0.35
+_MAX_TOKENS_SHARE = 0.35
 
 
 @dataclass(slots=True)
@@ -213,7 +213,7 @@ def _tokens(
         return
     share = len(long) / len(array)
     forms = forms_of(array)
-    if forms.share > _MOST_TOKENS_SHARE:
+    if forms.share > _MAX_TOKENS_SHARE:
         return
     short_streams = to_streams(short, forms=forms).streams
     long_streams = short_streams if long is short else to_streams(long, forms=forms).streams

@@ -21,7 +21,7 @@ MAX_DISTINCT = 1 << 16
 """A stream with more distinct values gets no dictionary."""
 
 _EMPTY = -1
-_MOST_DISTINCT_IN_SMALL_TABLE = 1 << 10
+_MAX_DISTINCT_IN_SMALL_TABLE = 1 << 10
 _ROWS_FOR_TABLE = 1 << 14
 """For at least this many two-byte values, a table of all possible values is faster than hashing."""
 
@@ -91,8 +91,8 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
         return _codes_by_table(values, most)
     codes = np.empty(values.size, np.int32)
     # Try a small table first: it stays in the first-level cache, and most streams that suit a dictionary fit.
-    distinct = _distinct(values, codes, min(most, _MOST_DISTINCT_IN_SMALL_TABLE))
-    if distinct is None and most > _MOST_DISTINCT_IN_SMALL_TABLE:
+    distinct = _distinct(values, codes, min(most, _MAX_DISTINCT_IN_SMALL_TABLE))
+    if distinct is None and most > _MAX_DISTINCT_IN_SMALL_TABLE:
         distinct = _distinct(values, codes, most)
     if distinct is None:
         return None

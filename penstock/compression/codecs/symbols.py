@@ -17,7 +17,7 @@ from penstock.compression.codecs.registry import CODECS, Transform, decode_strea
 from penstock.compression.kernels.bits import Bytes, Ints, seal
 from penstock.compression.kernels.symbols import (
     LONGEST,
-    MOST_SYMBOLS,
+    MAX_SYMBOLS,
     SLOTS,
     code_symbols,
     learn_symbols,
@@ -51,7 +51,7 @@ class Symbols(Transform):
         """
         if values.dtype.itemsize > 1:
             raise UnfitError
-        symbols, sizes = np.zeros(MOST_SYMBOLS, np.uint64), np.zeros(MOST_SYMBOLS, np.uint8)
+        symbols, sizes = np.zeros(MAX_SYMBOLS, np.uint64), np.zeros(MAX_SYMBOLS, np.uint8)
         tables = np.empty(1 << 16, np.uint16), np.empty(SLOTS, np.uint64), np.empty(SLOTS, np.uint32)
         source = values.view(np.uint8)
         sample = _sample_of(source)
@@ -115,7 +115,7 @@ def _table_of(parameters: bytes) -> tuple[npt.NDArray[np.uint64], Bytes]:
     """
     check(len(parameters) > 0, "there is no table of symbols")
     count = parameters[0]
-    check(count <= MOST_SYMBOLS and len(parameters) > count, "a table of symbols is cut")
+    check(count <= MAX_SYMBOLS and len(parameters) > count, "a table of symbols is cut")
     sizes = np.zeros(256, np.uint8)
     sizes[:count] = np.frombuffer(parameters, np.uint8, count, 1)
     check(bool((sizes[:count] >= 1).all() and (sizes <= LONGEST).all()), "a symbol has an impossible size")

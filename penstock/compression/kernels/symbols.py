@@ -19,7 +19,7 @@ __all__ = [
     "ESCAPE",
     "LANES",
     "LONGEST",
-    "MOST_SYMBOLS",
+    "MAX_SYMBOLS",
     "SLOTS",
     "code_symbols",
     "learn_symbols",
@@ -29,7 +29,7 @@ __all__ = [
 ESCAPE = 255
 """The code before a byte that has no symbol."""
 
-MOST_SYMBOLS = 255
+MAX_SYMBOLS = 255
 LONGEST = 8
 SLOTS = 1 << 11
 LANES = 4
@@ -43,7 +43,7 @@ _HASH = np.uint64(2971215073)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _LOW_BITS = np.uint64(0x0101010101010101)
 _HIGH_BITS = np.uint64(0x8080808080808080)
-_MOST_CANDIDATES = 1 << 13
+_MAX_CANDIDATES = 1 << 13
 
 
 @kernel
@@ -92,7 +92,7 @@ def _fill_tables(symbols: Any, sizes: Any, count: Any, shorts: Any, longs: Any, 
             infos[slot] = np.uint32(code_count | size << 8 | (64 - 8 * size) << 16)
         symbols[code_count], sizes[code_count] = symbols[i], size
         code_count += 1
-        if code_count == MOST_SYMBOLS:
+        if code_count == MAX_SYMBOLS:
             break
     for size in (1, 2):
         for code in range(code_count):
@@ -164,15 +164,15 @@ def learn_symbols(
     ----------
     sample, end : Bytes, int
         The sample, followed by 8 bytes.
-    symbols, sizes : arrays of `MOST_SYMBOLS` words and bytes
+    symbols, sizes : arrays of `MAX_SYMBOLS` words and bytes
         The symbols and their bytes, by code.
     shorts, longs, infos
         `shorts` has, for each value of 2 bytes, the code and size of a short symbol. `longs` has a longer
         symbol for each slot. `infos` has, for the same slots, the symbol's code, its size, and the number of
         bits of a word to ignore.
     """
-    words, lengths = np.empty(_MOST_CANDIDATES, np.uint64), np.empty(_MOST_CANDIDATES, np.uint8)
-    gains, table = np.empty(_MOST_CANDIDATES, np.int64), np.empty(2 * _MOST_CANDIDATES, np.int16)
+    words, lengths = np.empty(_MAX_CANDIDATES, np.uint64), np.empty(_MAX_CANDIDATES, np.uint8)
+    gains, table = np.empty(_MAX_CANDIDATES, np.int64), np.empty(2 * _MAX_CANDIDATES, np.int16)
     singles = np.zeros(_TOKENS, np.int64)
     pairs = np.zeros(_TOKENS * _TOKENS, np.uint16)
     seen = np.empty(2 * end + 2, np.int32)

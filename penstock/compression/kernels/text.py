@@ -14,7 +14,7 @@ from penstock.compression.kernels.byte_vectors import copy_bytes, word_at
 from penstock.compression.kernels.integer_vectors import bit_length
 
 __all__ = [
-    "MOST_DISTINCT",
+    "MAX_DISTINCT",
     "are_equal",
     "code_type",
     "counts_of",
@@ -23,7 +23,7 @@ __all__ = [
     "texts_of",
 ]
 
-MOST_DISTINCT = 1 << 16
+MAX_DISTINCT = 1 << 16
 """The limit of distinct texts."""
 
 _SPARE = 16
@@ -247,7 +247,7 @@ def code_type(count: int) -> np.dtype[Any]:
 
 
 def distinct_texts(
-    offsets: Ints, source: Bytes, selection: Ints | None = None, most: int = MOST_DISTINCT
+    offsets: Ints, source: Bytes, selection: Ints | None = None, most: int = MAX_DISTINCT
 ) -> tuple[Ints, Ints] | None:
     """Return the row of each distinct text's first appearance, and the code of each text.
 

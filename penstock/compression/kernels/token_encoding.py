@@ -23,7 +23,7 @@ from penstock.compression.kernels.token_pieces import (
     ANY_END,
     ASCII_ZEROS,
     LITERAL,
-    MOST_DIGITS,
+    MAX_DIGITS,
     NUMBER,
     SPARE,
     TOKEN_END,
@@ -36,8 +36,8 @@ __all__ = [
     "FIRST",
     "FORM",
     "KIND",
-    "LEAST",
     "MASK",
+    "MIN_DIGITS",
     "NEXT",
     "NODE_FIELDS",
     "PARENT",
@@ -52,14 +52,13 @@ __all__ = [
 ]
 
 NODE_FIELDS = 16
-KIND, SIZE, FIRST, MASK, TEXT, CHILD, NEXT, PARENT, FORM, COLUMN, LEAST, SLOTS, SLOT, PLACE, ROOM, UNTIL = (
-    range(NODE_FIELDS)
-)
+KIND, SIZE, FIRST, MASK, TEXT, CHILD, NEXT, PARENT = range(8)
+FORM, COLUMN, MIN_DIGITS, SLOTS, SLOT, PLACE, ROOM, UNTIL = range(8, NODE_FIELDS)
 """Fields of a node.
 
 KIND is the piece's kind. SIZE, FIRST, MASK and TEXT describe the literal before it: its size, its first 8
 bytes as a word, the significant bits of the word, and its position. CHILD, NEXT and PARENT are nodes, or -1.
-FORM is the form that ends here, or 0. COLUMN is the column of the values. LEAST is the minimum number of
+FORM is the form that ends here, or 0. COLUMN is the column of the values. MIN_DIGITS is the minimum number of
 digits. SLOTS (a power of two less 1), SLOT, PLACE and ROOM describe a piece's words: the slots, the first
 slot, the first word, the limit of words. UNTIL is the byte that ends a word, `TOKEN_END` or `ANY_END`.
 """
@@ -286,11 +285,11 @@ def code_rows(
                         size = min(size, end - start)
                         stop = start + size
                         number = np.int64(_eight_digits(word << np.uint64(8 * (8 - size) & 63)))
-                        least = nodes[row, LEAST]
+                        least = nodes[row, MIN_DIGITS]
                         fits = (size >= least) & ((size == least) | (word & np.uint64(255) != 0)) & (size > 0)
                     else:
-                        stop = _run(source, start, min(end, start + MOST_DIGITS + 1), 1)
-                        number = _number_at(source, start, stop - start, nodes[row, LEAST])
+                        stop = _run(source, start, min(end, start + MAX_DIGITS + 1), 1)
+                        number = _number_at(source, start, stop - start, nodes[row, MIN_DIGITS])
                         fits = number >= 0
                     numbers[np.uint64(nodes[row, COLUMN]), np.uint64(cursors[row])] = number
                 else:

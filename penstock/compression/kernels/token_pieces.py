@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["ANY_END", "ASCII_ZEROS", "LITERAL", "MOST_DIGITS", "NUMBER", "SPARE", "TOKEN_END", "WORD"]
+__all__ = ["ANY_END", "ASCII_ZEROS", "LITERAL", "MAX_DIGITS", "NUMBER", "SPARE", "TOKEN_END", "WORD"]
 
 LITERAL, WORD, NUMBER = 0, 1, 2
 """Kinds of pieces."""
@@ -12,7 +12,7 @@ LITERAL, WORD, NUMBER = 0, 1, 2
 SPARE = 64
 """The number of bytes after a text that kernels may read or write."""
 
-MOST_DIGITS = 16
+MAX_DIGITS = 16
 """The greatest number of digits of a number."""
 
 TOKEN_END, ANY_END = 256, 257

@@ -14,29 +14,29 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.compression.kernels.bits import Bytes, Ints
-from penstock.compression.kernels.token_pieces import ANY_END, LITERAL, MOST_DIGITS, NUMBER, TOKEN_END, WORD
+from penstock.compression.kernels.token_pieces import ANY_END, LITERAL, MAX_DIGITS, NUMBER, TOKEN_END, WORD
 
-__all__ = ["MOST_FORMS", "MOST_WORDS", "Forms", "Piece", "learn_forms", "sample_rows"]
+__all__ = ["MAX_FORMS", "MAX_WORDS", "Forms", "Piece", "learn_forms", "sample_rows"]
 
-MOST_FORMS = 126
+MAX_FORMS = 126
 """The limit of learned forms. One more form stands for texts without a form."""
 
-MOST_WORDS = (1 << 15) - 1
+MAX_WORDS = (1 << 15) - 1
 """The limit of the words of a piece."""
 
 _SAMPLE_ROWS = 1 << 9
 _SAMPLE_BYTES = 1 << 16
-_MOST_TEXT_BYTES = 1 << 12
+_MAX_TEXT_BYTES = 1 << 12
 """Longer texts are left out of the sample."""
-_MOST_DEPTH = 100
+_MAX_DEPTH = 100
 _GOOD_SHARE = 1 / 8
 """If texts split in one way take no more than this share of the bytes, the other way to split is not
 tried."""
-_MOST_PIECES = 400
+_MAX_PIECES = 400
 _MIN_ROWS_OF_PIECE = 3
 _MIN_ROWS_OF_LITERAL = 16
 _MIN_ROOM = 1 << 10
-_MOST_WORDS_AS_LITERALS = 8
+_MAX_WORDS_AS_LITERALS = 8
 """If the following pieces depend on a word with at most this many values, each value becomes a literal."""
 _MIN_REPETITIONS = 8
 """A dictionary is worth it if its words occur this often on average."""
@@ -114,7 +114,7 @@ def learn_forms(offsets: Ints, source: Bytes) -> Forms:
     """
     rows = sample_rows(offsets.size - 1, (int(offsets[-1]) - int(offsets[0])) // max(offsets.size - 1, 1))
     bounds = zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True)
-    texts = [source[begin:end].tobytes() for begin, end in bounds if end - begin <= _MOST_TEXT_BYTES]
+    texts = [source[begin:end].tobytes() for begin, end in bounds if end - begin <= _MAX_TEXT_BYTES]
     forms = _Learner(texts, split=False).forms()
     if forms.share > _GOOD_SHARE:
         forms = min(forms, _Learner(texts, split=True).forms(), key=lambda forms: forms.share)
@@ -146,7 +146,7 @@ class _Learner:
 
     def _keep_piece(self, some: list[_Row], rows: list[_Row]) -> bool:
         """Return whether some rows get their own piece; if not, add their bytes to the estimated size."""
-        enough = len(some) >= min(self._least_rows, len(rows)) and self._pieces < _MOST_PIECES
+        enough = len(some) >= min(self._least_rows, len(rows)) and self._pieces < _MAX_PIECES
         if not enough:
             self._bits += sum(8.0 * len(text) for text, _ in some)
         return enough
@@ -165,7 +165,7 @@ class _Learner:
         if not rows:
             return
         rests = [text[at:] for text, at in rows]
-        if self._depth == _MOST_DEPTH or (len(set(rests)) > 1 and self._suits_dictionary(rests)):
+        if self._depth == _MAX_DEPTH or (len(set(rests)) > 1 and self._suits_dictionary(rests)):
             self._end_form(self._add(piece, self._word(rests, ANY_END)))
             return
         self._depth += 1
@@ -185,7 +185,7 @@ class _Learner:
         self._depth -= 1
 
     def _end_form(self, piece: Piece) -> None:
-        if self._ends < MOST_FORMS:
+        if self._ends < MAX_FORMS:
             piece.ends = True
             self._ends += 1
 
@@ -221,7 +221,7 @@ class _Learner:
         until, words = (
             self._extend_words(rows, heads) if self._suits_dictionary(heads) else (TOKEN_END, heads)
         )
-        if until == TOKEN_END and not numbers and count <= _MOST_WORDS_AS_LITERALS:
+        if until == TOKEN_END and not numbers and count <= _MAX_WORDS_AS_LITERALS:
             ends = {
                 self._separators_at((text, at + len(head)))
                 for (text, at), head in zip(rows, heads, strict=True)
@@ -253,7 +253,7 @@ class _Learner:
             return Piece(WORD, until=until)
         self._bits += len(words) * float(np.log2(count)) + sum(map(len, distinct)) / 16
         return Piece(
-            WORD, until=until, room=_MIN_ROOM + 8 * count if self._suits_dictionary(words) else MOST_WORDS
+            WORD, until=until, room=_MIN_ROOM + 8 * count if self._suits_dictionary(words) else MAX_WORDS
         )
 
     def _extend_words(self, rows: list[_Row], heads: list[bytes]) -> tuple[int, list[bytes]]:
@@ -273,7 +273,7 @@ class _Learner:
 
 
 def _is_number(text: bytes) -> bool:
-    return text.isdigit() and len(text) <= MOST_DIGITS
+    return text.isdigit() and len(text) <= MAX_DIGITS
 
 
 def _least_digits(distinct: set[bytes]) -> int:

@@ -13,15 +13,15 @@ from penstock.compression.codecs.registry import decode_stream
 from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Ints, seal
 from penstock.compression.kernels.text import counts_of, offsets_of
 from penstock.compression.kernels.token_decoding import DIGITS, join_words, write_rows
-from penstock.compression.kernels.token_pieces import LITERAL, MOST_DIGITS, NUMBER, SPARE, WORD
+from penstock.compression.kernels.token_pieces import LITERAL, MAX_DIGITS, NUMBER, SPARE, WORD
 from penstock.compression.node import Node
-from penstock.compression.texts.forms import MOST_FORMS, MOST_WORDS
+from penstock.compression.texts.forms import MAX_FORMS, MAX_WORDS
 from penstock.compression.texts.token_streams import allocate
 from penstock.errors import CorruptDataError
 
 __all__ = ["decode_part", "decode_tokens"]
 
-_MOST_PIECES = 1 << 12
+_MAX_PIECES = 1 << 12
 _TYPES = tuple(map(np.dtype, ("i1", "i2", "i8", "i4", "i4", "i1", "i4", "i1")))
 """The types of the streams' values; the values of pieces may have any type."""
 
@@ -46,7 +46,7 @@ def _parse_pieces(pieces: Ints, words: int) -> _Description:
         If the stream contradicts itself or the number of words.
     """
     check(
-        pieces.size % 3 == 1 and 1 < pieces.size <= 3 * _MOST_PIECES + 1,
+        pieces.size % 3 == 1 and 1 < pieces.size <= 3 * _MAX_PIECES + 1,
         "forms have too many pieces, or none",
     )
     total, *rest = pieces.tolist()
@@ -58,11 +58,11 @@ def _parse_pieces(pieces: Ints, words: int) -> _Description:
         paths.append([*(paths[parent] if parent >= 0 else ()), at])
         if kind & 4:
             forms.append(paths[-1])
-        limits = (0, 0) if kind & 3 == LITERAL else (0, MOST_WORDS) if kind & 3 == WORD else (1, MOST_DIGITS)
+        limits = (0, 0) if kind & 3 == LITERAL else (0, MAX_WORDS) if kind & 3 == WORD else (1, MAX_DIGITS)
         check(0 <= kind < 8 and kind & 3 <= NUMBER, "a form has a piece of an unknown kind")
         check(limits[0] <= number <= limits[1], "a piece has more words or digits than it can have")
         texts.append(texts[-1] + 1 + (number if kind & 3 == WORD else 0))
-    check(texts.pop() == words and len(forms) <= MOST_FORMS + 1, "the pieces' words do not match the words")
+    check(texts.pop() == words and len(forms) <= MAX_FORMS + 1, "the pieces' words do not match the words")
     fields = np.array(rest, np.int64).reshape(-1, 3)
     return _Description(
         total,

@@ -16,8 +16,8 @@ from penstock.compression.kernels.token_encoding import (
     FIRST,
     FORM,
     KIND,
-    LEAST,
     MASK,
+    MIN_DIGITS,
     NEXT,
     NODE_FIELDS,
     PARENT,
@@ -68,7 +68,7 @@ class _Encoder:
             self._texts.append(text)
             row[KIND], row[PARENT], row[CHILD], row[NEXT] = piece.kind, parent, -1, -1
             row[SIZE], row[TEXT] = len(text), len(self._literals)
-            row[LEAST], row[UNTIL] = piece.least, piece.until
+            row[MIN_DIGITS], row[UNTIL] = piece.least, piece.until
             row[FIRST] = int.from_bytes(text[:8].ljust(8, b"\0"), "little", signed=True)
             row[MASK] = int.from_bytes(
                 b"\xff" * min(len(text), 8) + bytes(8 - min(len(text), 8)), "little", signed=True

@@ -12,7 +12,7 @@ from penstock.designing.traces.trace import ANY_TABLE, Trace
 
 __all__ = ["Edge", "access_graph", "co_accessed_columns"]
 
-_LEAST_SHARE = 0.5
+_MIN_SHARE = 0.5
 """An edge counts if its columns are equal in this share of the transactions that access both tables."""
 
 Column = tuple[str, str]
@@ -76,7 +76,7 @@ def co_accessed_columns(trace: Trace, edges: Sequence[Edge] | None = None) -> li
     strong = [
         edge
         for edge in (access_graph(trace) if edges is None else edges)
-        if edge.weight >= _LEAST_SHARE * edge.together
+        if edge.weight >= _MIN_SHARE * edge.together
     ]
     centers = dict.fromkeys(column for edge in strong for column in edge.columns)
     groups: dict[frozenset[Column], None] = {}

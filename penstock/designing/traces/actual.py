@@ -23,7 +23,7 @@ from penstock.procedures.texts import Numbers
 
 __all__ = ["add_actual_accesses"]
 
-MOST_RECORDED = 50_000
+MAX_RECORDED = 50_000
 """At most this many transactions run. Later transactions with unknown keys need all partitions."""
 
 
@@ -79,12 +79,12 @@ def _attributes_of(database: Database, name: str) -> tuple[str, ...]:
 
 
 def _recordable(database: Database, calls: Sequence[Request]) -> list[Request]:
-    """Return the first calls that Python can run, with at most `MOST_RECORDED` events.
+    """Return the first calls that Python can run, with at most `MAX_RECORDED` events.
 
     Calls that are left out do not run, so they change no rows.
     """
     found: list[Request] = []
-    left = MOST_RECORDED
+    left = MAX_RECORDED
     for name, events in calls:
         if left <= 0:
             break

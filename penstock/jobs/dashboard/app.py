@@ -26,7 +26,7 @@ __all__ = ["make_app"]
 _COOKIE: Final = "penstock"
 _GRAPH_S: Final = 2.0
 _STORAGE_S: Final = 10.0
-_MOST_ENTRIES: Final = 2_000
+_MAX_ENTRIES: Final = 2_000
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _FILES: Final = ("page.html", "page.css", "page.js", "uPlot.iife.min.js", "uPlot.min.css")
 _HEADERS: Final = {
@@ -113,7 +113,7 @@ def make_app(
         after = request.query_params.get("after", "0")
         if not (after.isascii() and after.isdigit() and len(after) < 18):
             return PlainTextResponse("after is the number of an entry\n", 400)
-        entries = await run_in_threadpool(history.after, int(after), _MOST_ENTRIES)
+        entries = await run_in_threadpool(history.after, int(after), _MAX_ENTRIES)
         return _json({"session": history.session, "entries": entries, "unreadable": history.unreadable})
 
     async def about(_: Request) -> Response:

@@ -16,8 +16,8 @@ from penstock.monitoring.batch import OperatorBatch
 
 __all__ = ["History"]
 
-_MOST_ENTRIES: Final = 20_000
-_MOST_BYTES: Final = 16 << 20
+_MAX_ENTRIES: Final = 20_000
+_MAX_BYTES: Final = 16 << 20
 
 
 class History:
@@ -37,7 +37,7 @@ class History:
     """
 
     def __init__(
-        self, file: Path | None = None, *, most_entries: int = _MOST_ENTRIES, most_bytes: int = _MOST_BYTES
+        self, file: Path | None = None, *, most_entries: int = _MAX_ENTRIES, most_bytes: int = _MAX_BYTES
     ) -> None:
         self.session = new_id()
         """An id for the numbering of the entries. It changes whenever the numbering starts again."""

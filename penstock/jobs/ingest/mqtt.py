@@ -14,7 +14,7 @@ from penstock.jobs.ingest.messages import Message, Messages
 __all__ = ["MqttMessages"]
 
 _PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
-_MOST_UNACKNOWLEDGED: Final = 10_000
+_MAX_UNACKNOWLEDGED: Final = 10_000
 """The largest number of unacknowledged messages; then the broker sends no more."""
 _SESSION_S: Final = 86_400
 """The time for which the broker keeps messages for this client while the client is away."""
@@ -48,7 +48,7 @@ class MqttMessages(Messages):
 
     acknowledges = True
 
-    def __init__(self, url: str, client: str, *, most_waiting: int = _MOST_UNACKNOWLEDGED) -> None:
+    def __init__(self, url: str, client: str, *, most_waiting: int = _MAX_UNACKNOWLEDGED) -> None:
         need_extra("mqtt", "reading from MQTT")
         from paho.mqtt.client import Client, MQTTv5
         from paho.mqtt.enums import CallbackAPIVersion

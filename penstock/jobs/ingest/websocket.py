@@ -15,7 +15,7 @@ __all__ = ["WebSocketMessages"]
 
 _WAIT_S: Final = 0.1
 _GATHER_S: Final = 0.02
-_MOST_PAUSE_S: Final = 30.0
+_MAX_PAUSE_S: Final = 30.0
 _CLOSE_S: Final = 1.0
 
 
@@ -102,7 +102,7 @@ class WebSocketMessages(Messages):
         try:
             self._connection = self._connect()
         except UnavailableError:
-            self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
+            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
             self._retry_s = monotonic_s() + self._pause_s
             return False
         self._pause_s = _WAIT_S

@@ -28,7 +28,7 @@ from penstock.errors import InvalidUsageError
 __all__ = ["describe_column", "explain_choice", "read_blocks", "show_blocks"]
 
 _SAMPLE_ROWS = 1 << 14
-_MOST_CASCADES_SHOWN = 5
+_MAX_CASCADES_SHOWN = 5
 
 
 def read_blocks(path: Path) -> Iterator[tuple[str, str, Block]]:
@@ -166,7 +166,7 @@ def _reasons_table(title: str, found: dict[str, Any], goal: str, unit: str) -> T
     table.add_column("bytes a value", justify="right")
     table.add_column(f"cost for {goal!r}, {unit} a value", justify="right")
     for number, choice in enumerate(found["candidates"]):
-        if number < _MOST_CASCADES_SHOWN or choice["chosen"]:
+        if number < _MAX_CASCADES_SHOWN or choice["chosen"]:
             name = f"{choice['cascade']} (chosen)" if choice["chosen"] else choice["cascade"]
             table.add_row(name, f"{choice['bytes_per_value']:.3f}", f"{choice['cost']:.3f}")
     return table

@@ -47,7 +47,7 @@ from penstock.spark_ext.worker.restart import start_again, was_available_now
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "run_to_end"]
 
 _POLL_S = 0.25
-_LEAST_OVERDUE_S = 1.0
+_MIN_OVERDUE_S = 1.0
 """Running batches are polled, so shorter limits are raised to this time."""
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "committed", "rejected", "waiting_keys")
 
@@ -136,7 +136,7 @@ class _BatchReader:
 
 
 def _raise_to_least(promised_s: Mapping[str, float]) -> dict[str, float]:
-    return {name: max(limit_s, _LEAST_OVERDUE_S) for name, limit_s in promised_s.items()}
+    return {name: max(limit_s, _MIN_OVERDUE_S) for name, limit_s in promised_s.items()}
 
 
 def _batch(progress: StreamingQueryProgress) -> Batch:

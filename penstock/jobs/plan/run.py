@@ -35,7 +35,7 @@ from penstock.units import parse_duration_us
 __all__ = ["PlanRequest", "best_of", "measured_engine", "read_rows", "run_plan"]
 
 _Number = TypeVar("_Number", int, float)
-_LEAST_SPAN_US: Final = 1_000_000
+_MIN_SPAN_US: Final = 1_000_000
 _CONTRACT_HINT: Final = "write --freshness 'p95: 2 s'"
 _WITHOUT_FIXED: Final = "staleness leaves out the fixed time of a micro-batch, so it can be less than batch"
 _BROKEN: Final = f"{_WITHOUT_FIXED}; * the promise, which includes the fixed time, is broken"
@@ -221,7 +221,7 @@ def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | N
             raise InvalidUsageError(wrong)
     if min(request.loads, default=0) <= 0 or min(request.cores, default=0) < 1:
         raise InvalidUsageError("loads and cores are not positive", loads=request.loads, cores=request.cores)
-    if parse_duration_us(request.span) < _LEAST_SPAN_US:
+    if parse_duration_us(request.span) < _MIN_SPAN_US:
         raise InvalidUsageError("too short a time to simulate", span=request.span, hint="give at least 1 s")
     rows = read_rows(path, request.max_rows)
     arrival = [] if request.arrival is None else [request.arrival]

@@ -32,7 +32,7 @@ _ANSWER_S: Final = 5.0
 _PATIENCE_S: Final = 60.0
 """If no broker answers for this time, a query fails."""
 _POLL_S: Final = 0.05
-_MOST_MESSAGES: Final = 50_000
+_MAX_MESSAGES: Final = 50_000
 _BOUNDS_S: Final = 0.02
 """The time for which the ends of partitions are cached, so that idle polls do not load the brokers."""
 _TOPICS_S: Final = 1.0
@@ -326,7 +326,7 @@ class KafkaInput(RecordInput):
         self._consumer.assign([TopicPartition(*partition, first)])
         next_offset = max(first, 0)
         while next_offset < end:
-            wanted = min(end - next_offset, _MOST_MESSAGES)
+            wanted = min(end - next_offset, _MAX_MESSAGES)
             read = []
             for message in self._consumer.consume(wanted, _POLL_S):
                 error = message.error()

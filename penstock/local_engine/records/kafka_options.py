@@ -19,7 +19,7 @@ Partition = tuple[str, int]
 EARLIEST, LATEST = -2, -1
 """The offsets that stand for the first record and for the end of a partition, as in Spark."""
 
-MOST_OFFSETS: Final = 1_000_000
+MAX_OFFSETS: Final = 1_000_000
 """The default maximum of offsets in a micro-batch, whose rows are held in memory."""
 
 _CLIENT: Final = "kafka."
@@ -68,7 +68,7 @@ class KafkaOptions:
     start: int | Mapping[Partition, int] = LATEST
     start_kind: Literal["offset", "time"] = "offset"
     late_start: str = "error"
-    max_offsets: int = MOST_OFFSETS
+    max_offsets: int = MAX_OFFSETS
     fails_on_loss: bool = True
 
     @classmethod
@@ -94,7 +94,7 @@ class KafkaOptions:
             start=start,
             start_kind=kind,
             late_start=_one_of(texts, "startingoffsetsbytimestampstrategy", ("error", "latest")),
-            max_offsets=_positive(texts, "maxoffsetspertrigger") or MOST_OFFSETS,
+            max_offsets=_positive(texts, "maxoffsetspertrigger") or MAX_OFFSETS,
             fails_on_loss=_one_of(texts, "failondataloss", ("true", "false")) == "true",
         )
 

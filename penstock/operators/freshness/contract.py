@@ -33,7 +33,7 @@ OTHER = "other"
 
 _BY = "by"
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
-_LEAST_US = 1_000
+_MIN_US = 1_000
 _EXAMPLE = 'write {"p95": "2 s"}, or with classes {"p95": {"gold": "500 ms", "other": "5 s"}, "by": "tier"}'
 
 
@@ -203,7 +203,7 @@ def _limit(name: str, limit: object) -> int:
     if not isinstance(limit, str):
         raise _wrong("the staleness that a contract allows is not a duration", of=name, got=repr(limit))
     limit_us = parse_duration_us(limit)
-    if limit_us < _LEAST_US:
+    if limit_us < _MIN_US:
         raise _wrong("the staleness that a contract allows is too short", of=name, got=limit)
     return limit_us
 

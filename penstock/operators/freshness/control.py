@@ -16,7 +16,7 @@ from penstock.operators.scheduling.staleness import Staleness
 __all__ = ["ContractControl"]
 
 _LOGGER = logging.getLogger(__name__)
-_LEAST_PATIENCE = 2.0
+_MIN_PATIENCE = 2.0
 """An adaptive queue conflates only if serving its tuples would take more triggers than this."""
 
 
@@ -80,7 +80,7 @@ class ContractControl:
         """The number of triggers in which the appended tuples must be served so that no promise breaks."""
         if not self._state.cycle_us:
             return math.inf
-        return max(MARGIN * self._contract.tightest_us / self._state.cycle_us - 1.0, _LEAST_PATIENCE)
+        return max(MARGIN * self._contract.tightest_us / self._state.cycle_us - 1.0, _MIN_PATIENCE)
 
     def plan(self, started_us: int) -> Budget:
         """See `BudgetControl.plan`."""

@@ -66,7 +66,7 @@ learned only if the next measured cycle is surprisingly long as well. Until then
 every row costs as much as in the long cycle. A micro-batch serves as many rows as then take `_SURPRISE` times
 the usual duration, or the budget if that is longer. A learned cycle is capped at this multiple of the
 expected or promised duration, so that it fades quickly."""
-_LEAST_CHANGE = 0.15
+_MIN_CHANGE = 0.15
 """A budget, or a trigger interval, changes only by more than this share."""
 _INTERVAL = 0.5
 """A trigger interval is this share of a cycle that uses up the budget."""
@@ -342,7 +342,7 @@ def plan(
     budget_us = state.budget_us
     if budget_us == 0.0:
         budget_us = target_us / 2
-    elif abs(target_us - budget_us) > _LEAST_CHANGE * budget_us:
+    elif abs(target_us - budget_us) > _MIN_CHANGE * budget_us:
         budget_us += (target_us - budget_us) / 2
     needs = []
     for limit_us, work_us in zip(limits, works, strict=True):
@@ -410,7 +410,7 @@ def settle(
         classes.append(replace(now, broken=now.late_us > allowed))
     after = replace(state, fit=fit)
     interval_us = int(_INTERVAL * after.cycle_us)
-    if abs(interval_us - state.interval_us) <= _LEAST_CHANGE * state.interval_us:
+    if abs(interval_us - state.interval_us) <= _MIN_CHANGE * state.interval_us:
         interval_us = state.interval_us
     interval_us = min(interval_us, int(LONGEST_INTERVAL * contract.tightest_us))
     return replace(

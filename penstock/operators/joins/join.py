@@ -43,7 +43,7 @@ __all__ = ["Matched", "UpdateJoin"]
 
 _PAGE_ROWS: Final = 256
 _UNIT_KEYS: Final = 1 << 20  # maximum number of keys in a p-unit of a snapshot
-_MOST_PAIRS_PER_ROUND: Final = 1 << 18  # pairs evaluated together; each key contributes at least one pair
+_MAX_PAIRS_PER_ROUND: Final = 1 << 18  # pairs evaluated together; each key contributes at least one pair
 _MIN_DEAD_KEYS_TO_REBUILD: Final = 1024  # the index is rebuilt only if more keys than this have no state
 
 _OWNER: Final = f"{RESERVED_PREFIX}cell"
@@ -245,7 +245,7 @@ class UpdateJoin:
             if len(best):
                 batches.append(rows.take(pa.array(best)))
             pairs = pairs.remove(which)
-            limit = max(min(4 * limit, _MOST_PAIRS_PER_ROUND // max(len(pairs.ids), 1)), 1)
+            limit = max(min(4 * limit, _MAX_PAIRS_PER_ROUND // max(len(pairs.ids), 1)), 1)
         return concat(batches) if batches else pa.RecordBatch.from_pylist([], self.joined.schema)
 
     def _rows_of(self, ids: Integers, left: Integers, right: Integers) -> pa.RecordBatch:

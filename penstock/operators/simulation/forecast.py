@@ -23,9 +23,9 @@ __all__ = ["Forecast", "Sample", "forecast"]
 
 _WARM_UP = 0.2
 """The share of a run that passes before staleness is measured."""
-_LEAST_S = 20.0
+_MIN_S = 20.0
 """A sample is repeated until it lasts at least this long."""
-_MOST_ROWS = 2_000_000
+_MAX_ROWS = 2_000_000
 _TIME, _ARRIVAL = "__time", "__arrival"
 
 
@@ -92,10 +92,10 @@ class Sample:
         A short sample is repeated. Rows that arrive later than `most_us` are left out.
         """
         span = self.span_us / load
-        times = max(int(np.ceil(_LEAST_S * 1e6 / span)), 1)
+        times = max(int(np.ceil(_MIN_S * 1e6 / span)), 1)
         count = len(self.arrived_us)
-        if times * count > _MOST_ROWS:
-            times = max(_MOST_ROWS // count, 1)
+        if times * count > _MAX_ROWS:
+            times = max(_MAX_ROWS // count, 1)
         rows = self.rows.take(pa.array(np.tile(np.arange(count), times)))
         rounds = np.repeat(np.arange(times), count)
         arrived = (np.tile(self.arrived_us, times) / load + rounds * span).astype(np.int64)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.predicting.models.markov import ABORT, BEGIN, COMMIT, MarkovModel
 from penstock.predicting.models.parameters import EventParameters, Parameters
-from penstock.predicting.models.walk_kernels import MOST_QUERIES, Graph, walk, walk_all
+from penstock.predicting.models.walk_kernels import MAX_QUERIES, Graph, walk, walk_all
 from penstock.procedures.texts import Numbers
 
 __all__ = ["Estimate", "Walker", "finished_partitions"]
@@ -93,8 +93,8 @@ class Walker:
         self._graph = _make_graph(models, writes, parameters)
         self._threshold = threshold
         self._known: dict[tuple[Any, ...], Estimate] = {}
-        self._path = np.empty(MOST_QUERIES + 2, np.int64)
-        self._masks = np.empty(MOST_QUERIES + 1, np.uint64)
+        self._path = np.empty(MAX_QUERIES + 2, np.int64)
+        self._masks = np.empty(MAX_QUERIES + 1, np.uint64)
         self._seen = np.empty((models[0].partitions, 3))
 
     def estimate(self, values: EventParameters, event: int, model: int) -> Estimate:

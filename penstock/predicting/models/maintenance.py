@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from penstock.predicting.models.markov import MarkovModel, Query
 
-__all__ = ["LEAST_ACCURACY", "ModelMaintenance"]
+__all__ = ["MIN_ACCURACY", "ModelMaintenance"]
 
-LEAST_ACCURACY = 0.75
+MIN_ACCURACY = 0.75
 """A model that is less accurate than this is recomputed."""
 _WINDOW = 200
 """The number of transactions after which the accuracy is checked."""
@@ -53,7 +53,7 @@ class ModelMaintenance:
         self._transactions += 1
         if self._transactions < _WINDOW:
             return False
-        inaccurate = self.accuracy() < LEAST_ACCURACY
+        inaccurate = self.accuracy() < MIN_ACCURACY
         if inaccurate:
             for vertex, edges in self._seen.items():
                 self._model.edges[vertex] = edges

@@ -16,8 +16,8 @@ __all__ = ["ABORT", "BEGIN", "COMMIT", "MarkovModel", "Query", "State", "bits"]
 BEGIN, COMMIT, ABORT = range(3)
 """The first three vertices of each model."""
 _CONVERGED = 1e-9
-_MOST_SWEEPS = 1_000
-_LEAST_VISITS = 20
+_MAX_SWEEPS = 1_000
+_MIN_VISITS = 20
 
 Floats = npt.NDArray[np.float64]
 
@@ -173,7 +173,7 @@ class MarkovModel:
             np.array([state.name >= 0 and self._writes[state.name] for state in self.states]),
             np.bitwise_count(used) <= 1,
         )
-        for _ in range(_MOST_SWEEPS):
+        for _ in range(_MAX_SWEEPS):
             if sweep_tables(*arrays, scalars, tables) < _CONVERGED:
                 break
         self.abort, self.single = scalars[:, 0], scalars[:, 1]
@@ -187,7 +187,7 @@ class MarkovModel:
             key = state[:2]
             visits[key] = visits.get(key, 0) + sum(self.edges[vertex].values())
             worst[key] = max(worst.get(key, 0.0), float(self.abort[vertex]))
-        risk = [1.0 if visits[state[:2]] < _LEAST_VISITS else worst[state[:2]] for state in self.states]
+        risk = [1.0 if visits[state[:2]] < _MIN_VISITS else worst[state[:2]] for state in self.states]
         risk[BEGIN], risk[COMMIT], risk[ABORT] = float(self.abort[BEGIN]), 0.0, 1.0
         return np.array(risk)
 

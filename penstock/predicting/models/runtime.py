@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.predicting.models.maintenance import LEAST_ACCURACY
+from penstock.predicting.models.maintenance import MIN_ACCURACY
 from penstock.predicting.models.parameters import (
     AttributeKey,
     AttributePartitions,
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["RunningPredictor"]
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_MOST_WRONG, _MOST_SKIPPED = 4, 64
+_MAX_WRONG, _MAX_SKIPPED = 4, 64
 _WINDOW = 1_000
 """The accuracy of a kind of transactions is checked after this many of its transactions."""
-_LEAST_SLOTS = 1_024
-_MOST_KNOWN = 1 << 20
+_MIN_SLOTS = 1_024
+_MAX_KNOWN = 1 << 20
 """After this many predictions for a kind of transactions, all predictions for the kind are dropped."""
 
 Masks = npt.NDArray[np.uint64]
@@ -53,13 +53,13 @@ class _Kind:
 
     def _forget(self) -> None:
         self._known = self.right = self.total = 0
-        self._slots, self._slot_numbers = np.zeros(_LEAST_SLOTS, np.uint64), np.full(_LEAST_SLOTS, -1)
+        self._slots, self._slot_numbers = np.zeros(_MIN_SLOTS, np.uint64), np.full(_MIN_SLOTS, -1)
         self.partitions, self.written, self._candidates = (np.zeros(0, np.uint64) for _ in range(3))
         self.undo, self._votes = np.zeros(0, np.bool_), np.zeros(0, np.int64)
 
     def numbers(self, codes: Masks, values: EventParameters, events: Numbers, models: Numbers) -> Numbers:
         """Return the number of each event's prediction; make predictions for events with new hash codes."""
-        if self._known > _MOST_KNOWN:
+        if self._known > _MAX_KNOWN:
             self._forget()
         self._make_room(len(codes))
         numbers, first = np.empty(len(codes), np.int64), np.empty(len(codes), np.int64)
@@ -94,7 +94,7 @@ class _Kind:
         self.total += len(numbers)
         if self.total < _WINDOW:
             return
-        if self.right < LEAST_ACCURACY * self.total:
+        if self.right < MIN_ACCURACY * self.total:
             self.recomputed += 1
             seen = self._votes > 0
             self.partitions[seen] = self.written[seen] = self._candidates[seen]
@@ -218,7 +218,7 @@ class RunningPredictor:
             return
         digest, used, _ = self._last
         wrong = self._wrong[digest] = self._wrong.get(digest, 0) + 1
-        self._skipped[digest] = min(2 ** (wrong - _MOST_WRONG), _MOST_SKIPPED) if wrong >= _MOST_WRONG else 0
+        self._skipped[digest] = min(2 ** (wrong - _MAX_WRONG), _MAX_SKIPPED) if wrong >= _MAX_WRONG else 0
         for kind, places, numbers in used:
             at = np.flatnonzero(places == event)
             if len(at):

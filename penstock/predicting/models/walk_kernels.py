@@ -12,13 +12,13 @@ from penstock.predicting.models.markov import COMMIT
 from penstock.procedures.texts import Numbers
 
 __all__ = [
-    "FIXED", "IMPOSSIBLE", "MOST_QUERIES", "UNKNOWN", "AttributeValues", "Graph", "resolve", "walk",
+    "FIXED", "IMPOSSIBLE", "MAX_QUERIES", "UNKNOWN", "AttributeValues", "Graph", "resolve", "walk",
     "walk_all",
 ]  # fmt: skip
 
 UNKNOWN, IMPOSSIBLE, FIXED = -1, -2, -3
 """The partitions of a query are unknown, the event excludes the query, or its partitions are fixed."""
-MOST_QUERIES = 1_000
+MAX_QUERIES = 1_000
 
 Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
@@ -203,7 +203,7 @@ def walk(
     is_exact = True
     is_resolved = True
     has_ended = False
-    for _ in range(MOST_QUERIES):
+    for _ in range(MAX_QUERIES):
         best = -1
         total = np.int64(0)
         begin, end = graph.group_starts[base + vertex], graph.group_starts[base + vertex + 1]
@@ -296,8 +296,8 @@ def walk_all(
     undo: Booleans,
 ) -> None:
     """Write, for each event, the fields `partitions`, `written` and `needs_undo` of its `Estimate`."""
-    path = np.empty(MOST_QUERIES + 2, np.int64)
-    masks = np.empty(MOST_QUERIES + 1, np.uint64)
+    path = np.empty(MAX_QUERIES + 2, np.int64)
+    masks = np.empty(MAX_QUERIES + 1, np.uint64)
     seen = np.empty((graph.doubt.shape[1], 3))
     zero = np.uint64(0)
     for k in range(events.shape[0]):

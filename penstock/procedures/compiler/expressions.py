@@ -107,7 +107,7 @@ class Expressions(ABC):
             if value not in _INT64:
                 raise self.wrong(node, "the number is beyond 64 bits", "bigint holds -2**63 to 2**63 - 1")
             # Python reads the literal of the least integer as the negation of a number that is out of range.
-            return Value(Kind.INTEGER, "LEAST" if value == _INT64[0] else f"({value})")
+            return Value(Kind.INTEGER, "INT64_MIN" if value == _INT64[0] else f"({value})")
         if isinstance(value, float):
             return Value(Kind.FLOAT, f"({value!r})" if math.isfinite(value) else operations.non_finite(value))
         if isinstance(value, str | bytes):
@@ -441,7 +441,7 @@ class Expressions(ABC):
         if not value.kind.is_number:
             raise operations.no_number("abs", value.kind)
         if value.kind is not Kind.FLOAT:
-            self.out.fail(f"{value.code} == LEAST", operations.OVERFLOW)
+            self.out.fail(f"{value.code} == INT64_MIN", operations.OVERFLOW)
         return Value(value.kind, f"abs({value.code})")
 
     @abstractmethod

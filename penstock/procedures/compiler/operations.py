@@ -54,7 +54,7 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.GtE: ">=",
 }
 _CHECKED = {"+": "add_overflows", "-": "subtract_overflows", "*": "multiply_overflows"}
-_LEAST = "LEAST"
+_INT64_MIN = "INT64_MIN"
 _IN_THE_EVENT = "convert it before, and put it into the event"
 
 
@@ -151,7 +151,7 @@ def _integers(out: Output, sign: str, a: str, b: str) -> str:
         return out.keep(f"{a} {sign} {b}")
     out.fail(f"{b} == 0", DIVISION_BY_ZERO)
     if sign == "//":
-        out.fail(f"{b} == -1 and {a} == {_LEAST}", OVERFLOW)
+        out.fail(f"{b} == -1 and {a} == {_INT64_MIN}", OVERFLOW)
     quotient = out.temporary()
     # The processor traps if it divides the least integer by -1.
     with out.block(f"if {b} == -1:"):
@@ -166,7 +166,7 @@ def negate(out: Output, a: Value) -> Value:
     if not a.kind.is_number:
         raise no_number("-", a.kind)
     if a.kind is not Kind.FLOAT:
-        out.fail(f"{a.code} == {_LEAST}", OVERFLOW)
+        out.fail(f"{a.code} == {_INT64_MIN}", OVERFLOW)
     return Value(a.kind, f"(-{a.code})")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures.engine import TableSet
-from penstock.procedures.partitions.partitioned_tables import MOST_PARTITIONS, PartitionedTables, State
+from penstock.procedures.partitions.partitioned_tables import MAX_PARTITIONS, PartitionedTables, State
 from penstock.procedures.schema import TableSpec
 
 __all__ = ["open_tables"]
@@ -27,9 +27,9 @@ def open_tables(
     InvalidUsageError
         If the number of partitions or the ranges are unusable.
     """
-    if type(partitions) is not int or not 1 <= partitions <= MOST_PARTITIONS:
+    if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidUsageError(
-            "this is no number of partitions", partitions=repr(partitions), hint=f"use 1 to {MOST_PARTITIONS}"
+            "this is no number of partitions", partitions=repr(partitions), hint=f"use 1 to {MAX_PARTITIONS}"
         )
     if partitions == 1 and not ranges:
         return TableSet(specs)

@@ -14,8 +14,8 @@ from penstock.errors import InvalidUsageError, UnavailableError
 
 __all__ = ["GROUPED_TYPES", "Request", "RequestQueue", "answer", "group_requests"]
 
-MOST_WAITING = 1 << 16
-_LARGEST_GROUP = 1 << 14
+MAX_WAITING = 1 << 16
+_MAX_GROUP = 1 << 14
 GROUPED_TYPES = frozenset({bool, int, float, str, bytes, date, type(None)})
 """Types for which Arrow infers the same column type from one value as from several values."""
 
@@ -57,7 +57,7 @@ class RequestQueue:
     """
 
     def __init__(
-        self, run: Callable[[list[Sequence[Request]]], None], most_waiting: int = MOST_WAITING
+        self, run: Callable[[list[Sequence[Request]]], None], most_waiting: int = MAX_WAITING
     ) -> None:
         self._run_groups = run
         self._most_waiting = most_waiting
@@ -120,7 +120,7 @@ def group_requests(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
     begin, signature = 0, requests[0].signature()
     for place, request in enumerate(requests):
         other = request.signature()
-        if other != signature or place - begin == _LARGEST_GROUP:
+        if other != signature or place - begin == _MAX_GROUP:
             yield requests[begin:place]
             begin, signature = place, other
     yield requests[begin:]

@@ -41,7 +41,7 @@ __all__ = ["EVALUATIONS", "Evaluation", "EvaluationMetrics"]
 EVALUATIONS = ("serial", "chains", "levels", "split", "adaptive")
 """The values of ``evaluation``."""
 
-_MOST_THREADS = 60
+_MAX_THREADS = 60
 _LONGEST_BATCH = 1 << 24
 _MIN_BATCH_FOR_THREADS = 256
 """Adaptive evaluation runs a batch serially if it has fewer transactions than this."""
@@ -99,8 +99,8 @@ class Evaluation:
             raise InvalidUsageError(
                 "there is no such evaluation", evaluation=mode, hint=did_you_mean(mode, EVALUATIONS)
             )
-        if not 1 <= threads <= _MOST_THREADS:
-            raise InvalidUsageError(f"threads is a number from 1 to {_MOST_THREADS}", threads=threads)
+        if not 1 <= threads <= _MAX_THREADS:
+            raise InvalidUsageError(f"threads is a number from 1 to {_MAX_THREADS}", threads=threads)
         if not 1 <= punctuation <= _LONGEST_BATCH:
             raise InvalidUsageError(
                 f"punctuation is a number from 1 to {_LONGEST_BATCH}", punctuation=punctuation

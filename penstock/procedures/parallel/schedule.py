@@ -46,7 +46,7 @@ transaction that it must run again, plus one. `ARRIVED` is the transaction at wh
 thread, plus one. `RELEASED` is the last transaction that it ran for several threads, plus one.
 """
 
-_MOST_SPINS = 1 << 18
+_MAX_SPINS = 1 << 18
 
 
 @kernel
@@ -86,7 +86,7 @@ def _pop(state: Any, queues: Any, thread: int, threads: int, count: int) -> int:
             return ENDED
         spins += 1
         wait_a_little(spins)
-        if spins > _MOST_SPINS:
+        if spins > _MAX_SPINS:
             return IDLE
 
 
@@ -102,7 +102,7 @@ def _next_of_level(state: Any, thread: int, threads: int, count: int, order: Any
     while _count_done(state, threads) < begins[place]:
         spins += 1
         wait_a_little(spins)
-        if spins > _MOST_SPINS:
+        if spins > _MAX_SPINS:
             return IDLE
     state[own + HELD] = 0
     return order[place]
@@ -129,7 +129,7 @@ def _next_of_rows(state: Any, thread: int, threads: int, count: int, owners: Any
                 while load(state, line + (ARRIVED if runs_it else RELEASED)) < at + 1:
                     spins += 1
                     wait_a_little(spins)
-                    if spins > _MOST_SPINS:
+                    if spins > _MAX_SPINS:
                         return IDLE
                 if not runs_it:
                     break

@@ -40,11 +40,11 @@ from penstock.procedures.texts import Numbers
 if TYPE_CHECKING:
     from penstock.speculating.in_process.speculation import Speculation
 
-__all__ = ["MOST_PARTITIONS", "PartitionedTables", "State"]
+__all__ = ["MAX_PARTITIONS", "PartitionedTables", "State"]
 
 T = TypeVar("T")
 
-MOST_PARTITIONS = 64
+MAX_PARTITIONS = 64
 
 
 class PartitionedTables:

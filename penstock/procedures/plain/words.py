@@ -18,7 +18,7 @@ __all__ = ["NO_BOUND", "WORDS", "RejectedError", "reject", "to_scale"]
 NO_BOUND = object()
 """A null bound of a range."""
 
-_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class RejectedError(Exception):
@@ -104,7 +104,7 @@ def _exact(digits: int, scale: int) -> Decimal:
 
 
 def _check_range(value: Any) -> Any:
-    if isinstance(value, int) and not _LEAST <= value <= _MOST:
+    if isinstance(value, int) and not _INT64_MIN <= value <= _INT64_MAX:
         raise RejectedError(OVERFLOW)
     return value
 

@@ -16,7 +16,7 @@ from penstock.procedures.compiler.program import Program
 
 __all__ = ["rejections", "take_texts"]
 
-_MOST_BYTES = (1 << 31) - 1
+_MAX_BYTES = (1 << 31) - 1
 """Arrow's offsets of strings have 32 bits."""
 
 
@@ -60,7 +60,7 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
 
 
 def take_texts(
-    texts: Sequence[str], numbers: npt.NDArray[np.int64], *, most_bytes: int = _MOST_BYTES
+    texts: Sequence[str], numbers: npt.NDArray[np.int64], *, most_bytes: int = _MAX_BYTES
 ) -> pa.Array[Any]:
     """Return a text for each number as an Arrow array: null for 0, the first text for 1, and so on.
 

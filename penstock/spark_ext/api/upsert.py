@@ -27,7 +27,7 @@ __all__ = ["UpsertWriter", "upsert"]
 
 _LOGGER = logging.getLogger(__name__)
 _FIRST_PAUSE_S: Final = 0.1
-_MOST_PAUSE_S: Final = 10.0
+_MAX_PAUSE_S: Final = 10.0
 
 
 def upsert(
@@ -219,7 +219,7 @@ def _call_patiently(target: UpsertTarget, call: Callable[[], None], patience_s: 
                 ) from None
             _LOGGER.warning("store does not answer, trying again [table=%s reason=%s]", target.name, reason)
             threading.Event().wait(pause_s)  # growing pauses, so that a starting store gets few calls
-            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         else:
             return
         finally:

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 __all__ = ["rows_of_a_batch", "skip_size_of_each_row"]
 
-_MOST_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_BOUND = str(2**31 - 1)
 _IN_DECLARATIVE_PIPELINE = "SESSION_MUTATION_IN_DECLARATIVE_PIPELINE"
 
@@ -22,9 +22,9 @@ def skip_size_of_each_row(spark: SparkSession) -> None:
     a declarative pipeline, only the pipeline's specification may change this setting.
     """
     # Spark returns the default only if nothing is set.
-    if spark.conf.get(_MOST_BYTES, _NO_BOUND) == _NO_BOUND:
+    if spark.conf.get(_MAX_BYTES, _NO_BOUND) == _NO_BOUND:
         try:
-            spark.conf.set(_MOST_BYTES, _NO_BOUND)
+            spark.conf.set(_MAX_BYTES, _NO_BOUND)
         except PySparkException as error:
             if not (error.getCondition() or "").startswith(_IN_DECLARATIVE_PIPELINE):
                 raise

@@ -87,7 +87,7 @@ _T = TypeVar("_T")
 
 _WORKERS = "PENSTOCK_WORKERS"
 """An environment variable that is never read. Spark keeps the workers of each environment separate."""
-_MOST_SHARED_BYTES: Final = 16 << 20
+_MAX_SHARED_BYTES: Final = 16 << 20
 """The server refuses messages of more than 128 MiB, and a plan may hold a function several times."""
 _ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n(.*?)\n\n== Optimized", re.DOTALL)
 _AGGREGATE = re.compile(r"^~?Aggregate \[(.*) AS a#\d+L?\]$", re.MULTILINE)
@@ -337,9 +337,9 @@ def share(spark: SparkSession, value: _T, what: str) -> Any:
     if not is_connect(spark):
         return spark.sparkContext.broadcast(value)
     size = len(cloudpickle.dumps(value))
-    if size > _MOST_SHARED_BYTES:
+    if size > _MAX_SHARED_BYTES:
         raise InvalidUsageError(
-            f"{what} are too large for Spark Connect", size_bytes=size, most=_MOST_SHARED_BYTES,
+            f"{what} are too large for Spark Connect", size_bytes=size, most=_MAX_SHARED_BYTES,
             hint="make the first start in a session without Spark Connect; later starts need no initial rows",
         )  # fmt: skip
     return Shared(value)

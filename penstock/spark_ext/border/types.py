@@ -58,7 +58,7 @@ _WIDER = {
     pa.large_binary(): pa.binary(),
     pa.binary_view(): pa.binary(),
 }
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 
 
 def stored_schema(schema: StructType) -> pa.Schema:
@@ -122,7 +122,7 @@ def _plain(kind: pa.DataType, column: str) -> pa.DataType:
     if types.is_fixed_size_binary(kind):
         return pa.binary()
     if types.is_decimal(kind):
-        if kind.precision > _MOST_DIGITS or not 0 <= kind.scale <= kind.precision:
+        if kind.precision > _MAX_DIGITS or not 0 <= kind.scale <= kind.precision:
             raise _unsupported_error(column, str(kind))
         return pa.decimal128(kind.precision, kind.scale)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):

@@ -45,7 +45,7 @@ __all__ = [
     "row_fragmenter",
 ]
 
-MOST_FRAGMENTS = 1 << 20
+MAX_FRAGMENTS = 1 << 20
 """A task emits its fragments when it has this many."""
 
 _NEWEST, _PART = b"newest", b"part"
@@ -344,6 +344,6 @@ class RowPacker:
                 raise null_time_error(fragmenter.null_times)
             if self.whole is not None:
                 yield from self.whole.parcels(batch, rows, self.fragments.time)
-            if fragmenter.count >= MOST_FRAGMENTS:
+            if fragmenter.count >= MAX_FRAGMENTS:
                 yield fragmenter.finish()
         yield fragmenter.finish()

@@ -138,10 +138,10 @@ class Pushed:
     def scan_tables(self, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
         """Return the scan's output for rows with its columns, as `run` does."""
         from penstock.operators.scan.scanner import Scanner
-        from penstock.spark_ext.border.window_packing import MOST_FRAGMENTS
+        from penstock.spark_ext.border.window_packing import MAX_FRAGMENTS
 
         scanner = Scanner(self.scan, self.stored)
-        return self._convert(scanner, scanner.scan_tables(tables, MOST_FRAGMENTS))
+        return self._convert(scanner, scanner.scan_tables(tables, MAX_FRAGMENTS))
 
     def _convert(self, scanner: Scanner, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.buckets is not None:

@@ -62,7 +62,7 @@ before each row."""
 _BLOCK_BYTES, _BLOCK_LEVEL = 1 << 15, 5
 """The size of the blocks that we write; Java takes ``1 << (10 + level)`` as the limit of a block."""
 _NO_TIMEOUT, _LONG_AGO_MS = -1, 1
-_MOST_BLOCK_BYTES = 1 << 25
+_MAX_BLOCK_BYTES = 1 << 25
 """The largest block of LZ4 in Java."""
 
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
@@ -248,7 +248,7 @@ def _decompress(content: Content) -> bytes:
         magic, token, size, plain_size, checksum = _BLOCK.unpack_from(view, at)
         at += _BLOCK.size
         kind = token & 0xF0
-        is_valid = magic == _MAGIC and kind in {_RAW, _COMPRESSED} and 0 <= plain_size <= _MOST_BLOCK_BYTES
+        is_valid = magic == _MAGIC and kind in {_RAW, _COMPRESSED} and 0 <= plain_size <= _MAX_BLOCK_BYTES
         if not is_valid or not 0 <= size <= len(view) - at:
             raise _UnknownError
         block: Any = view[at : at + size]

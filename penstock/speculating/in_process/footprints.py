@@ -29,12 +29,12 @@ from penstock.speculating.statements import Statement, columns_used
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database
 
-__all__ = ["MOST_STATEMENTS", "Booleans", "Footprint", "Footprints", "Masks", "choose_early"]
+__all__ = ["MAX_STATEMENTS", "Booleans", "Footprint", "Footprints", "Masks", "choose_early"]
 
 Booleans = npt.NDArray[np.bool_]
 Masks = npt.NDArray[np.uint64]
 _BITS = 64
-MOST_STATEMENTS = _BITS // 2
+MAX_STATEMENTS = _BITS // 2
 """If the procedures have more statements than this, procedures in Python run over gathered tables."""
 _SAME_ROW = 1
 
@@ -199,7 +199,7 @@ class Footprints:
     @property
     def shares_numbers(self) -> bool:
         """Whether statements may soon share a number. If so, the numbers in `rules` differ from `bit`."""
-        return len(self._bits) > MOST_STATEMENTS
+        return len(self._bits) > MAX_STATEMENTS
 
     def rules(self) -> ConflictRules:
         """Return the rules of all statements so far."""

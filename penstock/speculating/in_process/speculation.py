@@ -35,7 +35,7 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.partitions.partitioned_rows import MOVE_COST
 from penstock.procedures.rows import TableRows
 from penstock.procedures.texts import Numbers
-from penstock.speculating.in_process.footprints import MOST_STATEMENTS, Booleans, Footprint, Footprints
+from penstock.speculating.in_process.footprints import MAX_STATEMENTS, Booleans, Footprint, Footprints
 from penstock.speculating.in_process.gather_trials import GatherTrials
 from penstock.speculating.in_process.path_models import PathModel
 from penstock.speculating.in_process.plans import EarlyRequests, Offer
@@ -149,7 +149,7 @@ class Speculation:
     def describe(self) -> str:
         """Return the counts as a text."""
         counts = ", ".join(f"{count} at {point.value}" for point, count in self.points.items())
-        limit = f"; no more, because there are over {MOST_STATEMENTS} statements"
+        limit = f"; no more, because there are over {MAX_STATEMENTS} statements"
         limit = limit if self.footprints.shares_numbers else ""
         return (
             f"speculated ({self._mode}): {self.transactions} later requests in {self.stalls} stalls; "

@@ -22,7 +22,7 @@ from tests.crash.databases.database_job import ACKNOWLEDGED, Armed, digest, even
 from tests.crash.harness import ROOT, partitions_to_run, repeat_kills
 
 _LONGEST_RUN_S = 300.0
-_MOST_ROUNDS = 1 << 20
+_MAX_ROUNDS = 1 << 20
 
 
 class Expected:
@@ -104,7 +104,7 @@ class Jobs:
     def run(
         self,
         *,
-        rounds: int = _MOST_ROUNDS,
+        rounds: int = _MAX_ROUNDS,
         kill_after_lines: int = 0,
         kill_after_s: float = _LONGEST_RUN_S,
         armed: Armed | None = None,

@@ -15,7 +15,7 @@ SIZE = 10
 """The requests of a call."""
 SCALE = TpccScale(warehouses=2, districts=2, customers=12, items=40)
 TPCC = OLTP["tpcc"]
-MOST_CALLS = 200
+MAX_CALLS = 200
 
 
 def without_the_compiler() -> None:
@@ -34,7 +34,7 @@ def load(db: OpenDatabase) -> None:
 
 def call(db: OpenDatabase, number: int) -> None:
     """Run the requests of a call."""
-    requests = TPCC.requests(SCALE, SIZE * MOST_CALLS, 5).slice(number * SIZE, SIZE)
+    requests = TPCC.requests(SCALE, SIZE * MAX_CALLS, 5).slice(number * SIZE, SIZE)
     db.run(TPCC.procedure.name, pa.table(requests))
 
 
@@ -43,7 +43,7 @@ def main(place: str, partitions: int) -> None:
     without_the_compiler()
     with TPCC.database.open(place, partitions=partitions) as db:
         load(db)
-        for number in range(db._state.transactions // SIZE, MOST_CALLS):
+        for number in range(db._state.transactions // SIZE, MAX_CALLS):
             call(db, number)
             print(number, flush=True)
 

@@ -28,7 +28,7 @@ if LONG:
         "close": (*_FILE_POINTS, *LOG_POINTS),
     }
 _ROUNDS = 4
-_MOST_TRIES = 20
+_MAX_TRIES = 20
 """A process does not come to each phase, for it draws when it loads and checkpoints."""
 
 
@@ -41,7 +41,7 @@ def test_each_fail_point_of_log_versions_and_start_loses_and_repeats_nothing(tmp
         for phase, points in _POINTS.items():
             for point in points:
                 codes: list[int] = []
-                while not (tmp_path / f"{phase}-{point}").exists() and len(codes) < _MOST_TRIES:
+                while not (tmp_path / f"{phase}-{point}").exists() and len(codes) < _MAX_TRIES:
                     codes.append(jobs.run(rounds=_ROUNDS, armed={phase: point}))
                 if phase != "open" or codes:
                     assert codes[-1] < 0, f"nobody came to {point} in {phase}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.databases.oltp_job import MOST_CALLS, SIZE, TPCC, call, load, without_the_compiler
+from tests.crash.databases.oltp_job import MAX_CALLS, SIZE, TPCC, call, load, without_the_compiler
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,7 +62,7 @@ def test_tpcc_keeps_its_conditions_through_many_kills(tmp_path: Path) -> None:
     for _ in range(20):
         calls, partitions = draw.randint(1, 6), draw.randint(1, 3)
         last = max(last, kill_after(tmp_path, calls, partitions, draw.random() / 20))
-        if last + 1 == MOST_CALLS:
+        if last + 1 == MAX_CALLS:
             break
         check(tmp_path, last)
     assert last > 20

@@ -70,7 +70,7 @@ _SLICE_S: Final = 150.0
 _SAMPLE_TICKS: Final = 20
 _BROKEN: Final = b"promise of freshness broken"
 """What warnings in the log begin with."""
-_MOST_FALSE: Final = 0.1
+_MAX_FALSE: Final = 0.1
 """The share of reports of a kept promise that may say it is broken. The operator counts a result as late
 until its micro-batch has ended, so both differ where a promise is just kept."""
 _BETWEEN_KILLS_S: Final = (90.0, 270.0)
@@ -354,7 +354,7 @@ class _Soak:
             f"keys whose newest row is not in the table: {wrong} of {len(self._newest)}",
         ]
         bounded = first.is_bound_of(second)
-        passed = bounded and not missed and not wrong and false <= _MOST_FALSE * calm
+        passed = bounded and not missed and not wrong and false <= _MAX_FALSE * calm
         return [*lines, "all held" if passed else "FAILED"], passed
 
 

@@ -27,7 +27,7 @@ from tests.spark.queries import fresh_workers
 
 __all__ = ["Place", "a_driver", "a_session", "run_with_cuts"]
 
-_MOST_COMMITS = 30
+_MAX_COMMITS = 30
 _PATIENCE_S = 180.0
 """The wait for progress."""
 _START_S, _CUT_S = 600.0, 120.0
@@ -153,7 +153,7 @@ def run_with_cuts(
         for cut in range(1, cuts + 1):
             source.add(draw.randint(4, 12))
             with start(place) as running:
-                goal = place.commits() + draw.randint(0, _MOST_COMMITS)
+                goal = place.commits() + draw.randint(0, _MAX_COMMITS)
                 comes = partial(_comes_to, goal, place, source, running)
                 assert wait.until(comes), f"no progress: {source.progress()}"
                 random_moment(draw)

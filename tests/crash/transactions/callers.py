@@ -15,7 +15,7 @@ from penstock.procedures.databases import Database
 
 __all__ = ["Callers"]
 
-_FEWEST_CALLS = 3
+_MIN_CALLS = 3
 _LOOK_S = 1.0
 """How long a caller waits between checks whether to give up."""
 
@@ -86,7 +86,7 @@ class Callers:
     def _call(self, caller: int, draw: random.Random) -> None:
         number = 0
         with self._database.connect(self._location) as client:
-            while number < _FEWEST_CALLS or not self._ending.is_set():
+            while number < _MIN_CALLS or not self._ending.is_set():
                 number += 1
                 id_ = f"{caller} {number}"
                 name, values = self.calls[id_] = self._draw_call(draw)

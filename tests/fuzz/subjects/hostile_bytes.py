@@ -46,7 +46,7 @@ from tests.samples.streams import ARRIVAL_STREAM, STREAM, WEIGHTED_STREAM, enque
 _BLOCKS = 30
 _UNITS = 30
 _LOGS = 6
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 # --------------------------------------------------------------------------------------------- blocks
@@ -83,14 +83,14 @@ def _check_blocks(draw: random.Random) -> None:
         digest = xxhash.xxh3_64_intdigest(bytes(block[:4]) + bytes(block[8:])) & 0xFFFFFFFF
         block[4:8] = digest.to_bytes(4, "little")
         try:
-            whole = Block(bytes(block), file="f", max_bytes=_MOST_BYTES)
+            whole = Block(bytes(block), file="f", max_bytes=_MAX_BYTES)
             out = whole.read()
             whole.describe()
             whole.read(0, whole.rows // 2, keep_dictionary=True)
         except CorruptDataError as error:
             assert "file" in error.context, error
         else:
-            assert out.nbytes <= 4 * _MOST_BYTES
+            assert out.nbytes <= 4 * _MAX_BYTES
 
 
 def _check_tables(draw: random.Random) -> None:
@@ -104,7 +104,7 @@ def _check_tables(draw: random.Random) -> None:
         head[12:20] = digest.to_bytes(8, "little")
         schema = draw.choice([None, table.schema, pa.schema({"n": pa.int32()})])
         try:
-            block = TableBlock(bytes(head) + data[size:], file="f", max_bytes=_MOST_BYTES, schema=schema)
+            block = TableBlock(bytes(head) + data[size:], file="f", max_bytes=_MAX_BYTES, schema=schema)
             block.read([])
             block.read()
         except CorruptDataError as error:

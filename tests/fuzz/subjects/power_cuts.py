@@ -48,7 +48,7 @@ __all__ = ["check", "run_case"]
 
 _KEYS = 7
 _KEPT_BATCHES = 10
-_MOST_CUTS = 8
+_MAX_CUTS = 8
 
 
 def check(case: Case) -> None:
@@ -297,7 +297,7 @@ def run_case(
             except PowerCutError:
                 disk.forget()
                 cuts += 1
-                disk.rate = disk.rate if cuts < _MOST_CUTS else 0.0
+                disk.rate = disk.rate if cuts < _MAX_CUTS else 0.0
     found = PStreamReader(place / "sink").read().to_pylist()
     pairs = [(row["key"], row["time"], row["value"]) for row in found]
     if not queue:

@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 from penstock._kernels import kernel
 from penstock.compression.kernels.instructions import prefetch
 from penstock.procedures.arithmetic import (
-    LEAST,
-    MOST,
+    INT64_MAX,
+    INT64_MIN,
     add_overflows,
     multiply_overflows,
     subtract_overflows,
 )
 
-WORDS = st.integers(LEAST, MOST) | st.integers(-9, 9) | st.sampled_from([LEAST, MOST, LEAST + 1, 1 << 32])
+WORDS = (
+    st.integers(INT64_MIN, INT64_MAX)
+    | st.integers(-9, 9)
+    | st.sampled_from([INT64_MIN, INT64_MAX, INT64_MIN + 1, 1 << 32])
+)
 
 
 @kernel
@@ -36,11 +40,11 @@ def _sum_with_prefetching(values: Any) -> Any:
 
 
 @given(WORDS, WORDS)
-@example(LEAST, -1)
-@example(-1, LEAST)
-@example(MOST, 1)
+@example(INT64_MIN, -1)
+@example(-1, INT64_MIN)
+@example(INT64_MAX, 1)
 def test_an_operation_overflows_where_its_result_is_beyond_64_bits(a: int, b: int) -> None:
-    expected = tuple(not LEAST <= made <= MOST for made in (a + b, a - b, a * b))
+    expected = tuple(not INT64_MIN <= made <= INT64_MAX for made in (a + b, a - b, a * b))
     assert (add_overflows(a, b), subtract_overflows(a, b), multiply_overflows(a, b)) == expected
     assert tuple(map(bool, _overflows(a, b))) == expected
 

@@ -21,7 +21,7 @@ from penstock.compression.codecs.dictionary import codes_of, look_up
 from penstock.compression.codecs.differences import divisor_of
 from penstock.compression.kernels import bits
 from penstock.compression.kernels.bits import SUB_BLOCK, Ints, Step
-from penstock.compression.kernels.text import MOST_DISTINCT, are_equal, counts_of, offsets_of, texts_of
+from penstock.compression.kernels.text import MAX_DISTINCT, are_equal, counts_of, offsets_of, texts_of
 from penstock.errors import CorruptDataError
 from tests.long_tests import examples
 from tests.oracles.naive import packed_lanes, packed_run, runs_of, simple8b_words, variable_bytes
@@ -207,7 +207,7 @@ def test_texts_are_compared_whole(texts: list[str], other: str, cut: int) -> Non
 
 
 def test_many_distinct_texts_are_left_to_arrow() -> None:
-    texts = pa.array([f"{n:06}" for n in range(MOST_DISTINCT + 1)])
+    texts = pa.array([f"{n:06}" for n in range(MAX_DISTINCT + 1)])
     assert decode(encode(texts, "dictionary>base_delta>ns")).equals(texts)
 
 

@@ -28,7 +28,7 @@ from penstock.procedures.language import abort
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.predicted import guard_kernels, guards, run
-from penstock.procedures.partitions.predicted.call import MOST_KEPT_ENTRIES, UndoLog
+from penstock.procedures.partitions.predicted.call import MAX_KEPT_ENTRIES, UndoLog
 from penstock.procedures.partitions.predicted.prediction import Prediction
 from penstock.procedures.schema import TableSpec
 from tests.oracles import naive_walks
@@ -570,7 +570,7 @@ def test_a_late_transaction_beside_a_write_that_was_not_predicted_runs_again() -
 
 def test_a_large_undo_log_is_dropped_after_its_call() -> None:
     log, small = UndoLog(), len(UndoLog().arrays[0])
-    while len(log.arrays[0]) <= MOST_KEPT_ENTRIES:
+    while len(log.arrays[0]) <= MAX_KEPT_ENTRIES:
         log.grow()
     log.release()
     assert len(log.arrays[0]) == small

@@ -19,11 +19,11 @@ from tests.spark.queries import settings
 
 pytestmark = pytest.mark.spark
 
-_MOST = 2**31 - 1
+_INT32_MAX = 2**31 - 1
 _ROWS = pa.table(
     {
         "row": pa.array(range(8), pa.int64()),
-        "i": pa.array([1, 3, _MOST, None, -5, _MOST, _MOST, None], pa.int32()),
+        "i": pa.array([1, 3, _INT32_MAX, None, -5, _INT32_MAX, _INT32_MAX, None], pa.int32()),
         "j": pa.array([2, 2**63 - 1, 3, 4, None, 3, None, 2**63 - 1], pa.int64()),
         "b": [True, False, None, True, False, True, True, None],
         "c": [True, True, False, None, False, False, None, True],

@@ -110,7 +110,7 @@ def fewest() -> Graph:
     return made.join_windows(made.group_by("window").agg(few="min(bids)"), condition="few = bids")
 
 
-FEWEST = f"""SELECT {LAST}, auction, half, bids, min(bids) OVER (PARTITION BY made.start) AS few
+MIN_BIDS = f"""SELECT {LAST}, auction, half, bids, min(bids) OVER (PARTITION BY made.start) AS few
     FROM made QUALIFY bids = few"""
 
 
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "by Spark": (by_spark, BY_SPARK, "WindowFold"),
     "of sets": (of_sets, OF_SETS, "WindowFold"),
     "dearest": (dearest, DEAREST, "_Match"),
-    "fewest": (fewest, FEWEST, "_Match"),
+    "fewest": (fewest, MIN_BIDS, "_Match"),
 }
 
 

@@ -17,7 +17,7 @@ from tests.transactions.procedures import interpreted_source
 
 _HEAD = """import numpy as np
 
-from penstock.procedures.arithmetic import LEAST, add_overflows
+from penstock.procedures.arithmetic import INT64_MIN, add_overflows
 from penstock.procedures.index_kernels import find_1, put_entry
 from penstock.procedures.machine_code.kernel import generated_kernel as kernel
 
@@ -58,20 +58,20 @@ _EVERYTHING = '''def run(begin, end, a, small, facts, floats, flags, table):
     flags[0] = 0 < total < 100 or (x != x)
     flags[1] = find_1(facts, 58, np.int64(4)) >= 0
     put_entry(facts, 58, 4, total & 63)
-    flags[2] = total == LEAST or flags[1]
+    flags[2] = total == INT64_MIN or flags[1]
     rest = total % 1000 - 500
     facts[1] = rest // 3 + rest % 5 + abs(rest) + min(rest, 4) + max(k, 3) + a.shape[0] + 5 * table.shape[1]
     if total > 1 << 40:
         return last
     return total
 '''
-_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _BOUNDS = [
     (0, 4, 1),
     (4, 0, -2),
-    (_LEAST, _MOST, 1 << 62),
-    (_MOST, _LEAST, -(1 << 62)),
-    (_MOST - 1, _MOST, 2),
+    (_INT64_MIN, _INT64_MAX, 1 << 62),
+    (_INT64_MAX, _INT64_MIN, -(1 << 62)),
+    (_INT64_MAX - 1, _INT64_MAX, 2),
     (3, 3, 3 << 61),
 ]
 
@@ -87,7 +87,7 @@ def _arguments(bounds: tuple[int, int, int], seed: int) -> list[Any]:
     a = draw.integers(-9, 9, 12)
     a[0] = (7, 1)[seed % 2]
     a[4:7] = bounds
-    a[7] = (_MOST, 5, _LEAST)[seed % 3]
+    a[7] = (_INT64_MAX, 5, _INT64_MIN)[seed % 3]
     table = np.zeros((12, 3), np.int64)
     flags = draw.integers(0, 2, 12).astype(np.bool_)
     return [a, np.zeros(12, np.int8), np.zeros(128, np.int64), np.zeros(2), flags, table]

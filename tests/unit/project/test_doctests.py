@@ -21,7 +21,7 @@ TESTS = {
     for test in doctest.DocTestFinder().find(module, extraglobs={"penstock": penstock})
     if test.examples
 }
-MOST_SKIPPED = 21
+MAX_SKIPPED = 21
 """Most need a session of Spark. One more that does not run is a decision, not an accident."""
 
 
@@ -41,4 +41,4 @@ def test_few_lines_are_skipped() -> None:
         for example in test.examples
         if doctest.SKIP in example.options
     ]
-    assert len(skipped) <= MOST_SKIPPED, "".join(skipped)
+    assert len(skipped) <= MAX_SKIPPED, "".join(skipped)

@@ -1,7 +1,7 @@
 "use strict";
 
 const COLOURS = ["#2980b9", "#d98032", "#23855b", "#8e5bb5", "#c0392b", "#7f8c8d", "#b7950b", "#16a0a0"];
-const MOST_ENTRIES = 20000;
+const MAX_ENTRIES = 20000;
 const at = id => document.getElementById(id);
 const known = { session: "", last: 0, series: new Map(), streams: new Map(), graph: null, answered: 0 };
 const charts = [];
@@ -51,7 +51,7 @@ function take(entry) {
   const end = Date.parse(entry.timestamp) / 1000 + entry.batch_ms / 1000;
   const seconds = before && end > before.end ? end - before.end : null;
   series.push({ end, seconds, entry });
-  if (series.length > MOST_ENTRIES) series.shift();
+  if (series.length > MAX_ENTRIES) series.shift();
 }
 
 /* The rate of a field in the newest micro-batches. */

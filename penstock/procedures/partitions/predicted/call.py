@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviationError", "Kernel", "PredictedCall", "UndoLog", "tables_written"]
 
-MOST_WAVES = 8
+MAX_WAVES = 8
 """The maximum number of waves of a call; see `plan`.
 
 A call that needs more waves runs in one wave, and none of its transactions is late.
 """
 UNDO_LOG_IS_FULL = -1
 """The number that a kernel writes to ``control[0]`` if the undo log is full; see `TableSet.make_room`."""
-MOST_KEPT_ENTRIES = 1 << 16
+MAX_KEPT_ENTRIES = 1 << 16
 """After a call, an undo log with room for more entries is replaced by a small one, to free its memory."""
 _HIGHEST = np.iinfo(np.int64).max
 
@@ -76,7 +76,7 @@ class UndoLog:
     def release(self) -> None:
         """Drop the entries after a call."""
         self.run = None
-        if len(self.arrays[0]) > MOST_KEPT_ENTRIES:
+        if len(self.arrays[0]) > MAX_KEPT_ENTRIES:
             self.arrays = Run.own_room()[1]
 
     def grow(self) -> None:
@@ -159,10 +159,10 @@ class PredictedCall:
         """Return the maximum number of waves, which is smaller if a wave moves all rows of large tables."""
         route = self._tables.route(self._program)
         if route.obstacle is None and route.knows_rows:
-            return MOST_WAVES
+            return MAX_WAVES
         tables = [spec.name for spec in self._program.tables if spec.name in self._tables.placements]
         rows = sum(len(self._tables[name]) for name in tables)
-        return min(1 + self._events.num_rows // max(rows, 1), MOST_WAVES)
+        return min(1 + self._events.num_rows // max(rows, 1), MAX_WAVES)
 
     def _plan(self, most: int | None) -> list[int]:
         """Set where transactions run, and return the end of each wave.

@@ -20,10 +20,10 @@ from penstock.state_store.keys.key_words import buckets_of
 
 __all__ = ["AttributePredictor", "check_routing", "routing_attributes", "routing_obstacle"]
 
-MOST_WRONG, MOST_SKIPPED = 4, 64
-"""After `MOST_WRONG` wrong calls in a row, the next call runs without predictions.
+MAX_WRONG, MAX_SKIPPED = 4, 64
+"""After `MAX_WRONG` wrong calls in a row, the next call runs without predictions.
 
-Each further wrong call in a row doubles the number of calls without predictions, up to `MOST_SKIPPED`.
+Each further wrong call in a row doubles the number of calls without predictions, up to `MAX_SKIPPED`.
 """
 
 
@@ -148,5 +148,5 @@ class AttributePredictor:
                 self._others.correct(event, touched)
             return
         wrong = self._wrong[self._last] = self._wrong.get(self._last, 0) + 1
-        if wrong >= MOST_WRONG:
-            self._skipped[self._last] = min(2 ** (wrong - MOST_WRONG), MOST_SKIPPED)
+        if wrong >= MAX_WRONG:
+            self._skipped[self._last] = min(2 ** (wrong - MAX_WRONG), MAX_SKIPPED)

@@ -27,10 +27,11 @@ from penstock.windows.spec import WindowSpec
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 
-MOST = (1 << 63) - 1
+INT64_MAX = (1 << 63) - 1
 VALUES = st.one_of(
-    st.none(), st.integers(-9, 9), st.integers(MOST - 9, MOST), st.integers(-MOST - 1, -MOST + 9),
-    st.integers(-MOST - 1, MOST), st.just(1_700_000_000_000_000_000),
+    st.none(), st.integers(-9, 9), st.integers(INT64_MAX - 9, INT64_MAX),
+    st.integers(-INT64_MAX - 1, -INT64_MAX + 9), st.integers(-INT64_MAX - 1, INT64_MAX),
+    st.just(1_700_000_000_000_000_000),
 )  # fmt: skip
 ROWS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2), VALUES), min_size=1, max_size=50)
 CUTS = st.lists(st.integers(1, 50), max_size=4)
@@ -82,7 +83,7 @@ def test_fragments_and_what_is_made_of_them_have_exact_sums(
             place: summed([row for row in rows if (row[0], row[1] if by_group else None) == place])
             for place in places
         }
-        narrow = all(value is None or -MOST - 1 <= value <= MOST for value in found.values())
+        narrow = all(value is None or -INT64_MAX - 1 <= value <= INT64_MAX for value in found.values())
         assert made["sum_n"].type == (pa.int64() if narrow else wide.WIDE), (
             "two words only where there must be"
         )
@@ -112,7 +113,7 @@ def deviation_of(values: list[int]) -> Any:
 
 
 def wrapped(value: int | None) -> int | None:
-    return None if value is None else (value + MOST + 1) % (1 << 64) - MOST - 1
+    return None if value is None else (value + INT64_MAX + 1) % (1 << 64) - INT64_MAX - 1
 
 
 def check(windows: list[pa.RecordBatch], rows: Rows, layout: WindowLayout) -> int:
@@ -178,16 +179,16 @@ def test_windows_that_wait_have_exact_means_too(rows: Rows, mode: WindowMode, cu
 
 def test_a_sum_that_overflows_is_an_error_where_it_is_asked_for() -> None:
     layout = layout_of(1, 1, wraps=False)
-    arriving = entries_of([(0, 0, MOST), (0, 0, 1)], layout)
+    arriving = entries_of([(0, 0, INT64_MAX), (0, 0, 1)], layout)
     with pytest.raises(InvalidUsageError, match="a sum of integers overflows"):
         TimePanes(layout).run([arriving], 1)
-    there_and_back = entries_of([(0, 0, MOST), (0, 0, MOST), (0, 0, -MOST)], layout)
+    there_and_back = entries_of([(0, 0, INT64_MAX), (0, 0, INT64_MAX), (0, 0, -INT64_MAX)], layout)
     (windows,) = TimePanes(layout).run([there_and_back], 1).windows
-    assert windows["sum_n"].to_pylist() == [MOST]
+    assert windows["sum_n"].to_pylist() == [INT64_MAX]
 
 
 def test_words_are_those_of_python() -> None:
-    values = [0, 1, -1, MOST, -MOST - 1, MOST + 1, -MOST - 2, 1 << 70, -(1 << 70), None]
+    values = [0, 1, -1, INT64_MAX, -INT64_MAX - 1, INT64_MAX + 1, -INT64_MAX - 2, 1 << 70, -(1 << 70), None]
     column = pa.array(values, wide.WIDE)
     lows, highs = wide.to_words(column.slice(2, 5))
     assert [int(low) % 2**64 + (int(high) << 64) for low, high in zip(lows, highs, strict=True)] == values[

@@ -24,7 +24,7 @@ from penstock.procedures.partitions.design import PartitionDesign
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.predicted import guards, run
-from penstock.procedures.partitions.predicted.routing import MOST_WRONG, AttributePredictor
+from penstock.procedures.partitions.predicted.routing import MAX_WRONG, AttributePredictor
 from tests.transactions.designs import naive_cost
 from tests.transactions.procedures import interpreted, interpreted_source
 
@@ -164,7 +164,7 @@ def test_a_transaction_that_needs_another_partition_changes_no_result() -> None:
             wrong.append(state.predicted.wrong)
         assert tables(db) == tables(serial)
     assert wrong[:2] == [0, 0]
-    assert wrong[2 : 2 + MOST_WRONG] == [1, 2, 3, 4]
+    assert wrong[2 : 2 + MAX_WRONG] == [1, 2, 3, 4]
     assert wrong[-1] < 10  # calls are skipped after several wrong ones
 
 
