@@ -4,10 +4,10 @@ Bytes of a block, integers as variable bytes (`penstock.compression.node`)::
 
     0   2  magic "PB"
     2   1  format version: 2 for texts as tokens, else 1
-    3   1  layout (`penstock.compression.arrow.Layout`) in bits 0 to 2; bit 3: a stream of validity comes
+    3   1  layout (`penstock.compression.layouts.Layout`) in bits 0 to 2; bit 3: a stream of validity comes
            first; the other bits are 0
     4   4  low half of the xxh3-64 of the bytes 0 to 3 and all after 8, little-endian
-    8      type: length, bytes (`penstock.compression.arrow.put_type`)
+    8      type: length, bytes (`penstock.compression.layouts.put_type`)
            rows
            size of the decoded streams in bytes
            the streams' nodes

@@ -322,7 +322,7 @@ class Graph(Windows, Streams):
         Parameters
         ----------
         table : str
-            The name under which `penstock.start_graph` gets the table.
+            The name under which `penstock.start` gets the table.
         schema : pyarrow.Schema, str or DataFrame
             The table's columns, as for `source`.
         on : str or sequence of str
