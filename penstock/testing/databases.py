@@ -112,7 +112,7 @@ class DatabaseTest:
             else:
                 died = False
         if died:
-            self._db._abandon()
+            self._db.abandon()
             self._db.close()
             self._db = self._database.open(self._directory)
             return

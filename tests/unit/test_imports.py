@@ -237,6 +237,50 @@ def test_names_of_our_own_are_imported_as_they_are() -> None:
                 assert aliases <= (set() if own else USUAL_ALIASES), f"{path}: {aliases}"
 
 
+# Private names of other libraries that modules use.
+PRIVATE_ELSEWHERE = {
+    "jobs/commands/serve.py": {"_exit"},
+    "jobs/session.py": {"_ensure_initialized", "_gateway", "_jsc"},
+    "jobs/signals.py": {"_exit"},
+    "local_engine/records/kafka.py": {
+        "_ALL_BROKERS_DOWN", "_PARTITION_EOF", "_RESOLVE", "_TIMED_OUT", "_TRANSPORT",
+    },
+    "procedures/analysis/sql_statements.py": {"_fields"},  # nodes of `ast`
+    "procedures/machine_code/lowering.py": {"_getvalue"},  # Numba's structures
+    "spark_ext/border/connection.py": {
+        "_child", "_columns", "_df", "_explain_string", "_format", "_is_streaming", "_jdf", "_jsc", "_jsq",
+        "_jvm", "_options", "_paths", "_plan", "_session", "_spark", "_write_proto", "_write_stream",
+    },
+    "speculating/in_process/stall_batches.py": {"_replace"},  # named tuples
+    "speculating/scheduler.py": {"_replace"},
+}  # fmt: skip
+
+
+def _private_elsewhere(source: str) -> set[str]:
+    """Return the private members that a module uses, but neither defines nor has in `self`."""
+    used, own = set[str](), set[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Name):
+            own.add(node.id)
+        elif isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
+            of_super = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
+            is_own = of_super or ast.unparse(node.value) in ("self", "cls")
+            (own if is_own else used).add(node.attr)
+    return used - own
+
+
+def test_no_module_uses_private_members_of_another() -> None:
+    found = {str(path.relative_to(PACKAGE)): _private_elsewhere(path.read_text()) for path in MODULES}
+    assert {path: names for path, names in found.items() if names} == PRIVATE_ELSEWHERE
+
+
+def test_a_private_member_of_another_module_is_found() -> None:
+    source = "class A:\n def _f(self, b): self._g(b); b._f(); b._g; super()._h(); self.b._i.c; b.__name__\n"
+    assert _private_elsewhere(source) == {"_i"}
+
+
 def test_one_module_compiles_kernels_four_have_what_python_lacks_and_three_write_machine_code() -> None:
     users = {path.name for path in MODULES for name in _imports(path) if name.partition(".")[0] == "numba"}
     lacking = {"atomics.py", "byte_vectors.py", "instructions.py", "integer_vectors.py"}

@@ -63,7 +63,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "planning": [(PredictedCall, "_plan"), (PartitionedTables, "event_keys"), (PartitionedTables, "route")],
     "coordinating": [
         (PredictedCall, "_copy"), (PredictedCall, "put_back"),
-        *((PartitionedTables, name) for name in ("_fetch", "_keys_by_partition", "_spread", "_apply")),
+        *((PartitionedTables, name) for name in ("fetch_rows", "split_keys", "apply_deltas", "_apply")),
     ],
 }  # fmt: skip
 ALWAYS: dict[str, Any] = {"MOST_FORWARDED": 1.0, "MOST_COPIED": 1 << 60}
@@ -123,7 +123,7 @@ def _one_thread(db: OpenDatabase) -> Iterator[None]:
 
     with (
         mock.patch.object(state, "_threads", [_Inline()] * state.partitions),
-        mock.patch.object(state, "_each", run_each),
+        mock.patch.object(state, "run_each", run_each),
     ):
         yield
 

@@ -112,5 +112,5 @@ class SavedTime:
             self.seconds += sum(spent) - max(spent)
             return results
 
-        state._each = each  # type: ignore[method-assign]
+        state.run_each = each  # type: ignore[method-assign]
         yield

@@ -184,7 +184,7 @@ class OpenDatabase:
             If the file system refuses. Then open the database again; no call is lost.
         """
         with self._lock:
-            self._check_open()
+            self.check_open()
             if self._log is not None:
                 with self._abandon_on_error():
                     self._log.checkpoint(self._state)
@@ -207,7 +207,7 @@ class OpenDatabase:
     def _durable_at_exit(self) -> Iterator[None]:
         """Hold the lock; after releasing it, wait until all logged calls are durable."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             yield
             log = self._log
             end = log.end if log is not None else 0
@@ -216,7 +216,7 @@ class OpenDatabase:
                 log.wait(end)
             except PenstockError:
                 with self._lock:
-                    self._abandon()
+                    self.abandon()
                 raise
 
     def _checkpoint_if_due(self) -> None:
@@ -231,10 +231,10 @@ class OpenDatabase:
         except harmless:
             raise
         except BaseException:  # even after Ctrl-C the tables may be ahead; raise it again
-            self._abandon()
+            self.abandon()
             raise
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Refuse further calls, because the tables may be half changed, or ahead of the log."""
         log, self._log = self._log, None
         self._broken = self._broken or ("a call could not be stored" if log else "a call failed halfway")
@@ -326,7 +326,7 @@ class OpenDatabase:
         """
         self._programs.check_call(procedure, positional, attributes)
         with self._lock:
-            self._check_open()
+            self.check_open()
             if self._queue is None:
                 self._queue = RequestQueue(self._run_groups)
             queue = self._queue
@@ -371,7 +371,7 @@ class OpenDatabase:
         try:
             with self._lock, offer:
                 if self._broken:
-                    self._check_open()
+                    self.check_open()
                 rows = as_structs([request.attributes for request in group], owner=group[0].procedure)
                 results = self._run(group[0].procedure, pa.RecordBatch.from_struct_array(rows)).to_pylist()
         except BaseException as error:  # callers that wait for the results must get the error
@@ -411,7 +411,8 @@ class OpenDatabase:
             self._checkpoint_if_due()
             return results
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise `InvalidUsageError` if the database is closed, or refuses calls after an error."""
         if self._broken:
             raise _refusal(self._broken)
         if self._closed:

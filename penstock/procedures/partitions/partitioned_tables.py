@@ -65,6 +65,8 @@ class PartitionedTables:
 
     Attributes
     ----------
+    partition_tables, coordinator, threads
+        The tables of each partition, the coordinator's tables, and the thread of each partition.
     transactions : int
         The number of transactions that ran.
     forwarded : int
@@ -90,14 +92,14 @@ class PartitionedTables:
         self._specs = {spec.name: spec for spec in specs}
         self.placements = place_tables(self._specs, partitions, ranges, columns)
         self._unshared = set(unshared)
-        self._partitions = [TableSet(self._specs.values()) for _ in range(partitions)]
-        self._coordinator = TableSet(self._specs.values())
-        self._threads = [
+        self.partition_tables = [TableSet(self._specs.values()) for _ in range(partitions)]
+        self.coordinator = TableSet(self._specs.values())
+        self.threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"penstock-partition-{number}")
             for number in range(partitions)
         ]
         self._routes: dict[str, Route] = {}
-        self.gathered = GatheredTables(self._partitions, self._coordinator, self.placements)
+        self.gathered = GatheredTables(self.partition_tables, self.coordinator, self.placements)
         self.predicted: PredictedRuns | None = None
         self.speculation: Speculation | None = None
         self.transactions = self.forwarded = 0
@@ -113,8 +115,8 @@ class PartitionedTables:
     def _parts_of(self, name: str) -> list[TableSet]:
         """Return the table sets that hold the rows of a table."""
         if name in self.gathered.names:
-            return [self._coordinator]
-        return self._partitions if name in self.placements else self._partitions[:1]
+            return [self.coordinator]
+        return self.partition_tables if name in self.placements else self.partition_tables[:1]
 
     def __contains__(self, name: str) -> bool:
         """Return whether a table exists."""
@@ -123,7 +125,7 @@ class PartitionedTables:
     @property
     def partitions(self) -> int:
         """The number of partitions."""
-        return len(self._partitions)
+        return len(self.partition_tables)
 
     @property
     def rows(self) -> int:
@@ -133,14 +135,14 @@ class PartitionedTables:
     @property
     def size_bytes(self) -> int:
         """The memory of the tables, with all copies of replicated tables."""
-        return sum(part.size_bytes for part in (*self._partitions, self._coordinator))
+        return sum(part.size_bytes for part in (*self.partition_tables, self.coordinator))
 
     def close(self) -> None:
         """End the threads."""
-        for thread in self._threads:
+        for thread in self.threads:
             thread.shutdown()
 
-    def _each(self, tasks: Mapping[int, Callable[[], T]]) -> dict[int, T]:
+    def run_each(self, tasks: Mapping[int, Callable[[], T]]) -> dict[int, T]:
         """Run each task in the thread of its partition; a single task runs in the calling thread.
 
         Even if this method is interrupted, it waits for all tasks. So no partition changes after it returns.
@@ -148,7 +150,7 @@ class PartitionedTables:
         if len(tasks) == 1:
             return {number: task() for number, task in tasks.items()}
         futures: dict[int, Future[T]] = {
-            number: self._threads[number].submit(task) for number, task in tasks.items()
+            number: self.threads[number].submit(task) for number, task in tasks.items()
         }
         try:
             return {number: future.result() for number, future in futures.items()}
@@ -178,7 +180,7 @@ class PartitionedTables:
         count = events.num_rows if bounds is None else len(bounds) - 1
         self.transactions += count
         if not count:
-            return self._coordinator.run(program, events, bounds)
+            return self.coordinator.run(program, events, bounds)
         route = self.route(program)
         if isinstance(program, PlainProgram) or route.obstacle is not None:
             if bounds is None and (predicted := self._run_predicted(program, events)) is not None:
@@ -220,11 +222,11 @@ class PartitionedTables:
         tasks = enumerate(itertools.pairwise(ends[1:]))
         busy = {home: bounds for home, bounds in tasks if bounds[0] < bounds[1]}
         if len(busy) == 1 and not ends[1]:
-            return self._partitions[next(iter(busy))].run(program, events)
+            return self.partition_tables[next(iter(busy))].run(program, events)
         ordered = take_rows(events, order)
         forwarded = ordered.slice(0, ends[1])
-        results = self._each({
-            home: partial(self._partitions[home].run, program, ordered.slice(begin, end - begin))
+        results = self.run_each({
+            home: partial(self.partition_tables[home].run, program, ordered.slice(begin, end - begin))
             for home, (begin, end) in busy.items()
         })  # fmt: skip
         batches = [results[home] for home in busy]
@@ -281,9 +283,9 @@ class PartitionedTables:
     ) -> pa.RecordBatch:
         """Run transactions on the coordinator, which has the rows."""
         self.forwarded += events.num_rows if bounds is None else len(bounds) - 1
-        results = self._coordinator.run(program, events, bounds)
+        results = self.coordinator.run(program, events, bounds)
         replicated = {spec.name for spec in program.tables} - self.placements.keys()
-        self._spread({name: self._coordinator[name].delta() for name in replicated})
+        self.apply_deltas({name: self.coordinator[name].delta() for name in replicated})
         return results
 
     def _run_forwarded(
@@ -298,21 +300,21 @@ class PartitionedTables:
         self.forwarded += events.num_rows if bounds is None else len(bounds) - 1
         names = [spec.name for spec in program.tables]
         split = [name for name in names if name in self.placements]
-        parts = None if keys is None else self._keys_by_partition(keys)
-        copies = self._each({number: partial(self._fetch, number, split, parts) for number in needed})
+        parts = None if keys is None else self.split_keys(keys)
+        copies = self.run_each({number: partial(self.fetch_rows, number, split, parts) for number in needed})
         try:
             for name in split:
                 rows = [copy[name] for copy in copies.values() if copy[name].num_rows]
                 if rows:
-                    self._coordinator[name].upsert(concat(rows), dirty=False)
-            results = self._coordinator.run(program, events, bounds)
-            self._spread({name: self._coordinator[name].delta() for name in names})
+                    self.coordinator[name].upsert(concat(rows), dirty=False)
+            results = self.coordinator.run(program, events, bounds)
+            self.apply_deltas({name: self.coordinator[name].delta() for name in names})
         finally:
             for name in split:
-                self._coordinator.clear(name)
+                self.coordinator.clear(name)
         return results
 
-    def _keys_by_partition(self, event_keys: EventKeys) -> dict[str, list[pa.RecordBatch]] | None:
+    def split_keys(self, event_keys: EventKeys) -> dict[str, list[pa.RecordBatch]] | None:
         """Return the keys of the rows to move, by table and partition; None if all rows must move."""
         if not event_keys.route.knows_rows:
             return None
@@ -326,18 +328,18 @@ class PartitionedTables:
             batches.setdefault(keys.table, []).append(pa.RecordBatch.from_arrays(columns, schema=schema))
         return {name: self.placements[name].split(concat(parts)) for name, parts in batches.items()}
 
-    def _fetch(
+    def fetch_rows(
         self, number: int, names: Sequence[str], keys: Mapping[str, Sequence[pa.RecordBatch]] | None
     ) -> dict[str, pa.RecordBatch]:
         """Return, for each table, the rows of a partition with the given keys; all rows if `keys` is None."""
-        part = self._partitions[number]
+        part = self.partition_tables[number]
         if keys is None:
             return {name: part[name].table() for name in names}
         return {name: part[name].rows_of(keys[name][number]) for name in names}
 
-    def _spread(self, deltas: Mapping[str, Mapping[str, pa.RecordBatch]]) -> None:
+    def apply_deltas(self, deltas: Mapping[str, Mapping[str, pa.RecordBatch]]) -> None:
         """Apply changes of the coordinator's tables to the partitions."""
-        tasks: list[dict[str, tuple[pa.RecordBatch, pa.RecordBatch]]] = [{} for _ in self._partitions]
+        tasks: list[dict[str, tuple[pa.RecordBatch, pa.RecordBatch]]] = [{} for _ in self.partition_tables]
         for name, blocks in deltas.items():
             upserts, tombstones = blocks[f"{name}/upserts"], blocks[f"{name}/tombstones"]
             if not upserts.num_rows and not tombstones.num_rows:
@@ -349,7 +351,7 @@ class PartitionedTables:
                 halves = placement.split(upserts), placement.split(tombstones)
                 for task, changes in zip(tasks, zip(*halves, strict=True), strict=True):
                     task[name] = changes
-        self._each({
+        self.run_each({
             number: partial(self._apply, number, task) for number, task in enumerate(tasks) if task
         })  # fmt: skip
 
@@ -357,7 +359,7 @@ class PartitionedTables:
         for name, (upserts, tombstones) in changes.items():
             # Only one copy of a replicated table is stored.
             stored = number == 0 or name in self.placements
-            self._partitions[number][name].change(upserts, tombstones, stored=stored)
+            self.partition_tables[number][name].change(upserts, tombstones, stored=stored)
 
     # Rows in, and versions
 
@@ -372,22 +374,22 @@ class PartitionedTables:
         self.gathered.scatter()
         placement = self.placements.get(table)
         parts = [rows] * self.partitions if placement is None else placement.split(rows)
-        for part, its_rows in zip(self._partitions, parts, strict=True):
+        for part, its_rows in zip(self.partition_tables, parts, strict=True):
             part[table].check_new(its_rows)
-        for number, (part, its_rows) in enumerate(zip(self._partitions, parts, strict=True)):
+        for number, (part, its_rows) in enumerate(zip(self.partition_tables, parts, strict=True)):
             # Only one copy of a replicated table is stored.
             part[table].upsert(its_rows, dirty=number == 0 or placement is not None)
         if placement is None:
-            self._coordinator[table].upsert(rows, dirty=False)
+            self.coordinator[table].upsert(rows, dirty=False)
 
     def forget_deleted(self) -> None:
         """Forget deleted keys and unused texts; the next delta does not have these keys."""
-        for part in (*self._partitions, self._coordinator):
+        for part in (*self.partition_tables, self.coordinator):
             part.forget_deleted()
 
     def delta(self) -> PUnit:
         """Return the changes since the last call as a p-unit to store."""
-        units = [part.delta() for part in (*self._partitions, self._coordinator)]
+        units = [part.delta() for part in (*self.partition_tables, self.coordinator)]
         self.is_new = False
         blocks: dict[str, list[pa.RecordBatch]] = {}
         for unit in units:
@@ -399,7 +401,7 @@ class PartitionedTables:
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state in p-units of bounded size."""
         units: list[PUnit] = []
-        for number, part in enumerate((*self._partitions, self._coordinator)):
+        for number, part in enumerate((*self.partition_tables, self.coordinator)):
             for unit in part.snapshot():
                 blocks = {
                     name: block
@@ -422,10 +424,10 @@ class PartitionedTables:
         self.request_memory = None
         self.gathered.scatter()
         for unit in units:
-            parts = (*self._partitions, self._coordinator)
+            parts = (*self.partition_tables, self.coordinator)
             for part, blocks in zip(parts, self._split_blocks(unit), strict=True):
                 part.restore([PUnit(unit.kind, unit.meta, blocks)])
-        self.transactions = self._partitions[0].transactions
+        self.transactions = self.partition_tables[0].transactions
 
     def _split_blocks(self, unit: PUnit) -> list[dict[str, pa.RecordBatch]]:
         """Divide the blocks of a p-unit among the partitions and the coordinator."""

@@ -228,7 +228,7 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         if self._taking_over.locked():
             raise UnavailableError("this server is taking over", hint="read again, later")
         if isinstance(self.database, OpenDatabase):
-            self.database._check_open()  # after a failed call, the tables may be ahead of the log
+            self.database.check_open()  # after a failed call, the tables may be ahead of the log
         return self.database.snapshot(*tables)
 
     def _call(self, rows: pa.Table) -> pa.Table:

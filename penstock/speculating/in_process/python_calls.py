@@ -177,7 +177,8 @@ class PythonCall:
         self._first: list[Access] = []
         self._is_first = True
         self._places = [
-            Place(Stall(self._transaction, number), part) for number, part in enumerate(tables._partitions)
+            Place(Stall(self._transaction, number), part)
+            for number, part in enumerate(tables.partition_tables)
         ]
         self._places[base].stall.point = StallPoint.QUERY_RESPONSE
         places = find_prefetchable(self._rules, estimate, base)
@@ -192,8 +193,8 @@ class PythonCall:
             self._prefetched.append((access, future))
         self.prefetched += len(self._prefetched)
         others = [number for number in range(tables.partitions) if number != base]
-        loops = [tables._threads[number].submit(self._serve, number) for number in others]
-        control = tables._threads[base].submit(self._control)
+        loops = [tables.threads[number].submit(self._serve, number) for number in others]
+        control = tables.threads[base].submit(self._control)
         rows, stays = None, False
         try:
             rows, stays = control.result()
@@ -222,7 +223,7 @@ class PythonCall:
         """
         program = self._program
         placed = [name for name in self._specs if name in self._tables.placements]
-        own = self._tables._partitions[self._base]
+        own = self._tables.partition_tables[self._base]
         plain = PlainRounds(
             program.dependencies,
             {name: partial(self._fetch, name) if name in placed else own[name].fetch for name in self._specs},

@@ -413,7 +413,7 @@ class Speculation:
             if access.mode is not AccessMode.READ
         }
         copies = []
-        for part in self._tables._partitions:
+        for part in self._tables.partition_tables:
             tables = {}
             for name in names:
                 shared = {id(one): one for one in (part[name].spec, part.texts)}

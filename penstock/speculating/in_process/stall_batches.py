@@ -188,7 +188,7 @@ class StallBatches:
     def _old_rows(self, program: Program, events: pa.RecordBatch, place: Place) -> Rows:
         """Return the current values of the rows that transactions may change."""
         written = {access.table for access in program.accesses if access.mode is not AccessMode.READ}
-        keys = self._tables._keys_by_partition(self._tables.event_keys(program, events)) or {}
+        keys = self._tables.split_keys(self._tables.event_keys(program, events)) or {}
         its = {name: keys[name][place.stall.partition] for name in written}
         return {name: (place.part[name].rows_of(keys), keys) for name, keys in its.items()}
 

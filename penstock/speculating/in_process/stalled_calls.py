@@ -112,9 +112,9 @@ class StalledCall:
             self.finish()
         self._stalled_events = self._events.take(pa.array(self._several))
         keys = tables.event_keys(self._program, self._stalled_events)
-        parts = tables._keys_by_partition(keys)
+        parts = tables.split_keys(keys)
         fetched = {
-            number: tables._threads[number].submit(self._fetch, number, parts) for number in keys.needed()
+            number: tables.threads[number].submit(self._fetch, number, parts) for number in keys.needed()
         }
         self.count = sum(events.num_rows for its in tasks.values() for _, events, _ in its)
         try:
@@ -128,25 +128,25 @@ class StalledCall:
 
     def _submit(self, home: int, tasks: Sequence[Task]) -> None:
         done = self._done.setdefault(home, [])
-        self._futures.append(self._tables._threads[home].submit(self._run, home, tasks, done))
+        self._futures.append(self._tables.threads[home].submit(self._run, home, tasks, done))
 
     def _fetch(
         self, number: int, parts: Mapping[str, Sequence[pa.RecordBatch]] | None
     ) -> tuple[dict[str, pa.RecordBatch], float]:
         begin = _clock.monotonic_s()
-        rows = self._tables._fetch(number, self._split_names, parts)
+        rows = self._tables.fetch_rows(number, self._split_names, parts)
         return rows, _clock.monotonic_s() - begin
 
     def _run(self, home: int, tasks: Sequence[Task], done: list[TaskResult]) -> None:
         for program, events, group in tasks:
             _ = program.kernel  # compile before the time of transactions is measured
             begin = _clock.monotonic_s()
-            results = self._tables._partitions[home].run(program, events)
+            results = self._tables.partition_tables[home].run(program, events)
             done.append((group, results, program, _clock.monotonic_s() - begin))
 
     def run_stalled(self) -> None:
         """Move fetched rows to the coordinator, run the forwarded transactions, and keep their changes."""
-        coordinator = self._tables._coordinator
+        coordinator = self._tables.coordinator
         _ = self._program.kernel  # as in `_run`
         begin = _clock.monotonic_s()
         try:
@@ -189,7 +189,7 @@ class StalledCall:
     def spread(self) -> None:
         """Apply the changes of the forwarded transactions to the partitions, which are idle."""
         begin = _clock.monotonic_s()
-        self._tables._spread(self._deltas)
+        self._tables.apply_deltas(self._deltas)
         self.moving_s += _clock.monotonic_s() - begin
 
     def results(self) -> pa.RecordBatch:

@@ -504,7 +504,7 @@ def test_calls_with_many_rows_are_undone_by_logs_that_grow(monkeypatch: pytest.M
             assert db.run("walk", events) == serial.run("walk", events)
             assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
         assert (predictor.right, predictor.wrong) == (1, 1)
-        assert all(len(logs[id(part)].arrays[0]) > 8 for part in state._partitions)
+        assert all(len(logs[id(part)].arrays[0]) > 8 for part in state.partition_tables)
         assert all(log.run is None for log in logs.values())  # no log keeps the events of a call
 
 

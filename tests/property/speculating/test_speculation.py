@@ -64,7 +64,7 @@ def speculation(db: OpenDatabase) -> Speculation:
 def partitions_of(db: OpenDatabase) -> list[TableSet]:
     """Return the tables of each partition."""
     assert isinstance(db._state, PartitionedTables)
-    return db._state._partitions
+    return db._state.partition_tables
 
 
 def program_of(procedure: str) -> Program:
@@ -393,8 +393,8 @@ def test_a_partition_runs_transactions_while_it_waits(point: str) -> None:
     with BANK.open() as serial, BANK.open(**TWO, speculate=True) as db:
         assert isinstance(db._state, PartitionedTables)
         assert run(db, FIRST) == run(serial, FIRST)
-        partition, coordinator = partitions_of(db)[1], db._state._coordinator
-        run_there, run_forwarded, fetch = partition.run, coordinator.run, db._state._fetch
+        partition, coordinator = partitions_of(db)[1], db._state.coordinator
+        run_there, run_forwarded, fetch = partition.run, coordinator.run, db._state.fetch_rows
         ran, done = list[list[int]](), threading.Event()
 
         def note(program: Program, events: pa.RecordBatch) -> pa.RecordBatch:
@@ -414,7 +414,7 @@ def test_a_partition_runs_transactions_while_it_waits(point: str) -> None:
 
         with (
             patch.object(partition, "run", note),
-            patch.object(db._state, "_fetch", fetch_late),
+            patch.object(db._state, "fetch_rows", fetch_late),
             patch.object(coordinator, "run", run_late),
         ):
             assert run(db, MIXED) == run(serial, MIXED)

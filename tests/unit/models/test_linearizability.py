@@ -183,5 +183,5 @@ def test_without_the_fence_the_check_fails(tmp_path: Path) -> None:
         for one in (clients, others):
             one.finish()
         assert keys_that_are_not_linearizable([*clients.history, *others.history], step) == [0]
-        unfenced._abandon()
+        unfenced.abandon()
         new.close()

@@ -139,11 +139,11 @@ class PredictedCall:
     def run(self) -> pa.RecordBatch:
         """Run all events, and return their results."""
         used = int(np.bitwise_or.reduce(self._masks))
-        for number, part in enumerate(self._tables._partitions):
+        for number, part in enumerate(self._tables.partition_tables):
             if used >> number & 1:
                 self._copy(part, self._written if self._has_copies else [])
         shared = [name for name in self._written if name not in self._tables.placements]
-        self._copy(self._tables._coordinator, shared)
+        self._copy(self._tables.coordinator, shared)
         count = self._events.num_rows
         batches: list[pa.RecordBatch] = []
         orders: list[Numbers] = []
@@ -189,14 +189,14 @@ class PredictedCall:
 
     def put_back(self) -> None:
         """Restore the tables to their state before the call."""
-        for part in self._tables._partitions if not self._has_copies else ():
+        for part in self._tables.partition_tables if not self._has_copies else ():
             log = self._logs[id(part)]
             if log.run is not None and log.logged[0]:
                 arguments = log.run.arguments(part.control, log.arrays)
                 self._kernels[0](1, 0, self._guard, self.touched, log.logged, *arguments)
         for part, transactions, copies in self._copies:
             part.put_back(copies, transactions)
-        coordinator = self._tables._coordinator
+        coordinator = self._tables.coordinator
         for spec in self._program.tables:
             if spec.name in self._tables.placements:
                 coordinator.clear(spec.name)
@@ -215,7 +215,7 @@ class PredictedCall:
         early = {
             home: partial(self._run_single, home, chosen) for home, chosen in groups.items() if len(chosen)
         }
-        for home, results in self._tables._each(early).items():
+        for home, results in self._tables.run_each(early).items():
             batches.append(results)
             orders.append(groups[home])
         forwarded = places[homes < 0]
@@ -233,7 +233,7 @@ class PredictedCall:
         self.late += sum(map(len, waiting.values()))
 
     def _run_single(self, home: int, places: Numbers) -> pa.RecordBatch:
-        return self._run(self._tables._partitions[home], places, 1 << home, _HIGHEST)
+        return self._run(self._tables.partition_tables[home], places, 1 << home, _HIGHEST)
 
     def _run_forwarded(
         self, places: Numbers, waiting: Mapping[int, Numbers]
@@ -251,15 +251,17 @@ class PredictedCall:
         events = self._take(places)
         keys = None
         if tables.route(program).obstacle is None:
-            keys = tables._keys_by_partition(tables.event_keys(program, events))
-        copies = tables._each({number: partial(tables._fetch, number, split, keys) for number in needed})
-        coordinator = tables._coordinator
+            keys = tables.split_keys(tables.event_keys(program, events))
+        copies = tables.run_each(
+            {number: partial(tables.fetch_rows, number, split, keys) for number in needed}
+        )
+        coordinator = tables.coordinator
         for name in split:
             rows = [one[name] for one in copies.values() if one[name].num_rows]
             if rows:
                 coordinator[name].upsert(concat(rows), dirty=False)
         futures: dict[int, Future[pa.RecordBatch]] = {
-            home: tables._threads[home].submit(self._run_single, home, chosen)
+            home: tables.threads[home].submit(self._run_single, home, chosen)
             for home, chosen in waiting.items()
         }
         try:
@@ -275,7 +277,7 @@ class PredictedCall:
         if not self._has_copies:
             for log in self._logs.values():
                 log.logged[0] = 0
-        tables._spread(deltas)
+        tables.apply_deltas(deltas)
         for name in split:
             coordinator.clear(name)
         coordinator.forget_deleted()

@@ -129,7 +129,7 @@ class PredictedRuns:
     ) -> None:
         self._tables, self._predictor, self.routing = tables, predictor, dict(routing)
         self._kernels: dict[str, tuple[Kernel, Kernel | None] | None] = {}
-        self._logs = {id(part): UndoLog() for part in (*tables._partitions, tables._coordinator)}
+        self._logs = {id(part): UndoLog() for part in (*tables.partition_tables, tables.coordinator)}
         self._paused: dict[str, int] = {}
         self._declined: set[str] = set()
         self.transactions = self.forwarded = self.late = self.without_undo = self.wrong = 0

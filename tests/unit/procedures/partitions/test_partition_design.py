@@ -175,7 +175,7 @@ def test_two_columns_partition_a_table_and_change_no_result() -> None:
         assert lines[1] == "  table stock: by the hash of store and item"
         assert any("if one partition has (store, item) and item" in line for line in lines)
         assert isinstance(designed._state, PartitionedTables)
-        parts = [part["stock"].table() for part in designed._state._partitions]
+        parts = [part["stock"].table() for part in designed._state.partition_tables]
         assert sum(len(part) for part in parts) == 32
         for store in range(4):
             assert sum(store in part["store"].to_pylist() for part in parts) > 1

@@ -463,7 +463,7 @@ def test_rows_that_were_moved_for_a_failed_call_do_not_stay_at_the_coordinator(s
         db.load("stock", STOCK)
         state = db._state
         assert isinstance(state, PartitionedTables)
-        stock = state._coordinator["stock"]
+        stock = state.coordinator["stock"]
         upsert = stock.upsert
 
         def fail(rows: pa.RecordBatch, *, dirty: bool) -> None:
@@ -472,7 +472,7 @@ def test_rows_that_were_moved_for_a_failed_call_do_not_stay_at_the_coordinator(s
 
         with patch.object(stock, "upsert", fail), pytest.raises(InternalError, match="this fails"):
             db.call("send", store=1, other=300, item=1)
-        assert len(state._coordinator["stock"]) == 0
+        assert len(state.coordinator["stock"]) == 0
         assert db.table("stock")["count"].to_pylist() == [9, 9, 9]
 
 
