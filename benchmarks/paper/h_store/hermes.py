@@ -32,16 +32,16 @@ import pyarrow as pa
 from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.oltp.seats.data import SeatsScale
-from penstock.predicting.paths import KeyNumbers, read_transactions, statements_of
+from benchmarks.paper.h_store.measurements import Costs, Measurements
+from benchmarks.paper.h_store.paths import KeyNumbers, read_transactions, statements_of
+from benchmarks.paper.h_store.simulation import Cluster
 from penstock.predicting.recording import ProcedureTrace, record
 from penstock.predicting.training import Samples, train
 from penstock.procedures.partitions.placement import Placement, place_tables
 from penstock.procedures.programs.oltp.small_bank import SmallBankScale
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
-from penstock.speculating.measurements import Costs, Measurements
 from penstock.speculating.rules import ConflictRules
 from penstock.speculating.scheduler import Mode, Scheduler, Stall, Transaction
-from penstock.speculating.simulation import Cluster
 
 __all__ = ["FIGURES", "report"]
 

@@ -5,10 +5,9 @@
         [--benchmarks tatp_name tpcc auction_mark]
 
 Simulated are the partitions, two on each node as in the paper, with their clients, in virtual time. The times
-of messages and queries are assumed (`penstock.speculating.measurements.Costs`), so only ratios count. Real
-are the schemas and procedures, the paths of their transactions (recorded in Python over small databases), and
-the models: the first half of the transactions trains them, the other half runs. Features are selected with 16
-partitions.
+of messages and queries are assumed (`measurements.Costs`), so only ratios count. Real are the schemas and
+procedures, the paths of their transactions (recorded in Python over small databases), and the models:
+the first half of the transactions trains them, the other half runs. Features are selected with 16 partitions.
 
 Each partition has a queue. A transaction enters the queues of all its partitions when it reaches its base
 partition, and begins once it is the first in all of them. It holds each partition until it ends, or until it
@@ -40,6 +39,7 @@ import numpy as np
 from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.paper.h_store import houdini
+from benchmarks.paper.h_store.measurements import Costs
 from penstock.predicting.accuracy import find_ends
 from penstock.predicting.models.features import Feature
 from penstock.predicting.models.markov import bits
@@ -47,7 +47,6 @@ from penstock.predicting.recording import ProcedureTrace
 from penstock.predicting.training import Samples, train
 from penstock.procedures.partitions.placement import Placement, place_tables
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
-from penstock.speculating.measurements import Costs
 
 __all__ = ["FIGURES", "MODES", "Plan", "Request", "plans_of", "report", "simulate"]
 

@@ -119,14 +119,6 @@ class MarkovModel:
 
     def add(self, queries: Iterable[Query], *, aborted: bool) -> list[int]:
         """Add a transaction and return its path, from `BEGIN` to `COMMIT` or `ABORT`."""
-        path = self.extend(queries, aborted=aborted)
-        for one, other in itertools.pairwise(path):
-            edges = self.edges[one]
-            edges[other] = edges.get(other, 0) + 1
-        return path
-
-    def extend(self, queries: Iterable[Query], *, aborted: bool) -> list[int]:
-        """Return the path of a transaction; add vertices for new states, but count no transitions."""
         path = [BEGIN]
         for state in states_of(queries):
             vertex = self._vertices.get(state)
@@ -136,6 +128,9 @@ class MarkovModel:
                 self.edges.append({})
             path.append(vertex)
         path.append(ABORT if aborted else COMMIT)
+        for one, other in itertools.pairwise(path):
+            edges = self.edges[one]
+            edges[other] = edges.get(other, 0) + 1
         return path
 
     def path(self, queries: Iterable[Query], *, aborted: bool) -> list[int]:

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.predicting.models.maintenance import MIN_ACCURACY
 from penstock.predicting.models.parameters import (
     AttributeKey,
     AttributePartitions,
@@ -31,6 +30,8 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MAX_WRONG, _MAX_SKIPPED = 4, 64
 _WINDOW = 1_000
 """The accuracy of a kind of transactions is checked after this many of its transactions."""
+_MIN_ACCURACY = 0.75
+"""If a smaller share of predictions is right, observed accesses replace the predictions."""
 _MIN_SLOTS = 1_024
 _MAX_KNOWN = 1 << 20
 """After this many predictions for a kind of transactions, all predictions for the kind are dropped."""
@@ -94,7 +95,7 @@ class _Kind:
         self.total += len(numbers)
         if self.total < _WINDOW:
             return
-        if self.right < MIN_ACCURACY * self.total:
+        if self.right < _MIN_ACCURACY * self.total:
             self.recomputed += 1
             seen = self._votes > 0
             self.partitions[seen] = self.written[seen] = self._candidates[seen]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from benchmarks.paper.h_store.simulation import Cluster
 from penstock.speculating.rules import UNKNOWN_KEY, ConflictRules, Step
 from penstock.speculating.scheduler import Mode, Scheduler, Stall, StallPoint, Transaction
-from penstock.speculating.simulation import Cluster
 from penstock.speculating.statements import Statement
 from penstock.speculating.tracking import TrackingTable, find_prefetchable
 from tests.long_tests import LONG

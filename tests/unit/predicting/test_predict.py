@@ -18,7 +18,6 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.databases import database_in
 from penstock.predicting.accuracy import judge
 from penstock.predicting.mappings import find_bounds
-from penstock.predicting.models.maintenance import ModelMaintenance
 from penstock.predicting.models.markov import ABORT, BEGIN, COMMIT, MarkovModel, Query
 from penstock.predicting.models.predictor import Predictor
 from penstock.predicting.recording import record
@@ -226,20 +225,6 @@ def test_tables_of_states_that_follow_each_other_in_both_orders_are_exact() -> N
     assert model.abort == pytest.approx(np.linalg.matrix_power(matrix, 500)[:, ABORT], abs=1e-6)
 
 
-def test_a_model_is_computed_anew_once_its_workload_shifts() -> None:
-    model = model_of(*[([(0, 1)], False)] * 50)
-    maintenance = ModelMaintenance(model)
-    for _ in range(400):
-        assert not maintenance.observe([Query(0, 1)], aborted=False)
-    path = [Query(0, 1), Query(1, 2)]
-    assert model.path(path, aborted=False)[2] == -1
-    assert [maintenance.observe(path, aborted=False) for _ in range(200)].count(True) == 1
-    assert maintenance.recomputed == 1
-    first = model.path(path, aborted=False)[1]
-    assert model.changes[first] == pytest.approx([0, 1, 0])
-    assert model.probability(first, model.path(path, aborted=False)[2]) == 1.0
-
-
 def test_a_wrong_end_of_a_partition_is_a_wrong_prediction() -> None:
     made = shop()
     events = {"store": [0] * 30, "sources": [[5, 0]] * 30, "item": [0] * 30}
@@ -296,6 +281,34 @@ def test_predictions_of_a_call_are_those_of_its_events_by_themselves() -> None:
                 one = walker.estimate(values, event, 0)
                 assert found.partitions[event] == one.partitions
                 assert (found.written[event], found.undo[event]) == (one.written, one.needs_undo)
+
+
+def test_observed_accesses_replace_predictions_once_the_workload_shifts() -> None:
+    made = penstock.database("one")
+    made.table("rows", "id bigint, n bigint NOT NULL", key="id", partition_by="id")
+
+    @made.procedure(event="id bigint")
+    def change(e: Any, rows: Any) -> Any:
+        rows[e.id].n += 1
+
+    rows = {"rows": {"id": range(20), "n": [0] * 20}}
+    result = penstock.predict(made, {"change": {"id": [*range(20)] * 5}}, tables=rows, clustered=False)
+    program = made.procedures["change"].program()
+    assert isinstance(program, Program)
+    placements = place_tables(made.tables, PARTITIONS, {})
+    running = result.predictor.bind("one", PARTITIONS, placements)
+    batch = pa.record_batch({"id": [3] * 250})
+    first = running.predict(program, batch)
+    assert first is not None
+    right = int(first.partitions[0])
+    shifted = 0b1111 ^ right
+    for touched, expected in ((right, right), (shifted, right), (shifted, shifted)):
+        for _ in range(4):
+            found = running.predict(program, batch)
+            assert found is not None
+            assert set(found.partitions.tolist()) == {expected}
+            running.observe(np.full(250, touched))
+    assert running.recomputed() == 1
 
 
 def test_a_predictor_is_stored_as_a_file(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from penstock.speculating.jobs import Job, Partition
-from penstock.speculating.measurements import Costs, Measurements
+from benchmarks.paper.h_store.jobs import Job, Partition
+from benchmarks.paper.h_store.measurements import Costs, Measurements
 from penstock.speculating.rules import ConflictRules, Step
 from penstock.speculating.scheduler import Mode, Scheduler, Stall, StallPoint, Transaction
 from penstock.speculating.tracking import TrackingTable, find_prefetchable
