@@ -80,7 +80,7 @@ class AppendQueue:
         self._index = KeyIndex()
         self._chunks: deque[_Chunk] = deque()
         self._size = 0
-        self._settled_at: int | None = None
+        self._accounted_until_us: int | None = None
         self._queue_meter = StalenessMeter()
         self._application_meter = StalenessMeter()
         # One element per key.
@@ -115,8 +115,8 @@ class AppendQueue:
         arrived = np.full(count, now_us, np.int64) if known is None else np.minimum(known, now_us)
         order = np.lexsort((arrivals.first, arrived))
         arrived = arrived[order]
-        if self._settled_at is None:
-            self._settled_at = int(arrived[0])
+        if self._accounted_until_us is None:
+            self._accounted_until_us = int(arrived[0])
         ids = self._index.find_or_add(self.stream.keys(arrivals.rows))[order]
         self._make_cells()
         taken = draws(self._seed, self._seen, count) < self._accept
@@ -163,12 +163,12 @@ class AppendQueue:
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now and return queue and application staleness since last time."""
-        begin = now_us if self._settled_at is None else self._settled_at
+        begin = now_us if self._accounted_until_us is None else self._accounted_until_us
         ids, since = self._oldest_pending()
         self._book(self._queue_meter, self._queue_booked, ids, since, now_us)
         idle = self._in_service[ids] == 0
         self._book(self._application_meter, self._application_booked, ids[idle], since[idle], now_us)
-        self._settled_at = None if self._settled_at is None else max(now_us, begin)
+        self._accounted_until_us = None if self._accounted_until_us is None else max(now_us, begin)
         key_time = float(max(now_us - begin, 0)) * self.keys
         return self._queue_meter.take(key_time), self._application_meter.take(key_time)
 

@@ -14,7 +14,7 @@ from penstock._clock import monotonic_s
 
 __all__ = ["Releases"]
 
-_PAUSE = 19.0
+_PAUSE_PER_SYNC = 19.0
 """The pause after a sync, in multiples of the sync's duration. So syncs take at most 5 % of the time."""
 
 
@@ -54,7 +54,7 @@ class Releases:
         # The checkpoint may be on any disk: Spark passes its location neither to readers nor to workers.
         _durable.sync_everything()
         end = self._clock()
-        self._not_before_s = end + _PAUSE * (end - begin)
+        self._not_before_s = end + _PAUSE_PER_SYNC * (end - begin)
         pending, self._pending = self._pending, {}
         for release in pending.values():
             release()

@@ -49,7 +49,7 @@ from penstock.state_store.location import Damage, names_in
 
 __all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey_bucket"]
 
-_TRIES = 5
+_MAX_ATTEMPTS = 5
 """The number of attempts to get a consistent view of a bucket while the query deletes files."""
 
 
@@ -161,7 +161,7 @@ def survey_bucket(
     """
     store = BucketStore(bucket, retain_versions=retain_versions)
     view = _read_view(store, _list(bucket), committed)
-    for _ in range(_TRIES):
+    for _ in range(_MAX_ATTEMPTS):
         if not view.unreadable:
             break
         after = _list(bucket)
@@ -207,7 +207,7 @@ def likely_pointer(bucket: Files) -> Pointer | None:
         If the file system refuses.
     """
     store = BucketStore(bucket)
-    for _ in range(_TRIES):
+    for _ in range(_MAX_ATTEMPTS):
         handles, damaged = _newest(store, _list(bucket))
         if damaged is None:
             break

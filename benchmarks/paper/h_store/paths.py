@@ -19,7 +19,7 @@ from penstock.speculating.statements import Statement, columns_used, specialize
 
 __all__ = ["KeyNumbers", "read_transactions", "statements_of"]
 
-THRESHOLD = 0.5
+_MIN_FINISH_PROBABILITY = 0.5
 
 
 class KeyNumbers:
@@ -73,7 +73,7 @@ def read_transactions(
     paths = _paths(samples, numbers, keys)
     program = trace.program
     parameters = models.parameters(program.event, samples.placements, samples.partitions)
-    values, walker = parameters.read(trace.events), models.walker(parameters, THRESHOLD)
+    values, walker = parameters.read(trace.events), models.walker(parameters, _MIN_FINISH_PROBABILITY)
     chosen = models.choose(trace.events, program.event, samples.partitions).tolist()
     rows = trace.events.to_pylist()
     sources = {(one.query, one.column, one.counter): one for one in models.sources}

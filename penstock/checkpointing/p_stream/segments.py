@@ -49,7 +49,7 @@ OFFSET: Final = "penstock_offset"
 """The column of compacted p-units that holds the offsets of rows; readers do not see it."""
 
 _SEGMENT_BYTES = 32 << 20
-_AHEAD = 4
+_MAX_UNWRITTEN_PER_THREAD = 4
 """The limit of encoded but unwritten p-units for each encoding thread."""
 
 _NAME = re.compile(r"(?P<writer>.+)-(?P<batch>\d{12})-(?P<part>\d{4,})-(?P<id>[0-9a-f]{32})\.segment")
@@ -226,7 +226,7 @@ class SegmentWriter:
                 self._waiting[0] = first.slice(left)
             left -= tables[-1].num_rows
         self._waiting_rows -= rows
-        self._drain(_AHEAD * self._coder.threads)
+        self._drain(_MAX_UNWRITTEN_PER_THREAD * self._coder.threads)
         self._coding.append((rows, self._coder.submit(tables, self._schema)))
 
     def _drain(self, leave: int) -> None:

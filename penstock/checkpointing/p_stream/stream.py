@@ -46,7 +46,7 @@ from penstock.checkpointing.p_unit import PUnit, encode
 from penstock.checkpointing.trace import trace
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 
-__all__ = ["PStream", "TrimResult", "is_settled"]
+__all__ = ["PStream", "TrimResult", "is_committed"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -396,7 +396,7 @@ class PStream:
         # List the segments before the log is read, so that segments committed later are kept.
         self.refresh()
         names = self.log.segments()
-        return [fact for fact in listed if fact.name not in names and is_settled(fact.name, self.log.writers)]
+        return [one for one in listed if one.name not in names and is_committed(one.name, self.log.writers)]
 
     def cut_back(self, writer: str, session: str = "") -> int:
         """Delete the uncommitted segments of a writer's attempts; return their number.
@@ -426,14 +426,14 @@ class PStream:
             if fact.name not in names
             and (owner := writer_of(fact.name))
             and owner[0] == writer
-            and (alone or is_settled(fact.name, self.log.writers))
+            and (alone or is_committed(fact.name, self.log.writers))
         ]
         for name in orphans:
             self.segments.delete(name)
         return len(orphans)
 
 
-def is_settled(segment: str, writers: Mapping[str, WriterState]) -> bool:
+def is_committed(segment: str, writers: Mapping[str, WriterState]) -> bool:
     """Return whether the batch of a segment is in the log, so that no later commit can name the segment."""
     owner = writer_of(segment)
     if owner is None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.checkpointing.files import FileFacts, Files
 from penstock.checkpointing.p_stream.description import COMPACTOR
 from penstock.checkpointing.p_stream.log_record import Commit, Segment
-from penstock.checkpointing.p_stream.stream import PStream, is_settled
+from penstock.checkpointing.p_stream.stream import PStream, is_committed
 from penstock.checkpointing.p_stream.update_log import UpdateLog
 
 __all__ = [
@@ -215,10 +215,10 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
     needed = stream.start if stream.update_log else min(progress.values(), default=stream.start)
     named = stream.log.segments()
     loose = [fact for fact in segments if fact.name not in named]
-    settled = [
-        fact for fact in loose if is_settled(_UNFINISHED.sub(r"\g<name>", fact.name), stream.log.writers)
+    unreferenced = [
+        fact for fact in loose if is_committed(_UNFINISHED.sub(r"\g<name>", fact.name), stream.log.writers)
     ]
-    garbage = [Garbage(stream.segments, fact.name, fact.size_bytes) for fact in settled]
+    garbage = [Garbage(stream.segments, fact.name, fact.size_bytes) for fact in unreferenced]
     garbage += [Garbage(stream.files.child("log"), fact.name, fact.size_bytes) for fact in _old_entries(log)]
     for name, facts in progress_files.items():
         old = _old_progress(stream, name, facts, progress)
@@ -248,8 +248,8 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
         tuple(Reader(name, offset, stream.end - offset) for name, offset in sorted(progress.items())),
         tuple(commit for commit in commits if commit.end <= needed),
         tuple(garbage),
-        len(loose) - len(settled),
-        sum(fact.size_bytes for fact in loose) - sum(fact.size_bytes for fact in settled),
+        len(loose) - len(unreferenced),
+        sum(fact.size_bytes for fact in loose) - sum(fact.size_bytes for fact in unreferenced),
         tuple(_damage(stream, commits, segments)),
         _log_facts(stream, sum(fact.size_bytes for fact in segments if fact.name in named)),
     )

@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock import _clock
 from penstock.compression.abc import Cascade
 from penstock.compression.arrow import forms_of, raw_bytes, to_streams
-from penstock.compression.choice.costs import cost, token_cost
+from penstock.compression.choice.costs import MIN_REPEATS, cost, token_cost
 from penstock.compression.choice.goals import Goal, goal_of
 from penstock.compression.choice.plan import Plan
 from penstock.compression.choice.search import QUICK_DEPTH, can_code, choose, decide
@@ -30,12 +30,11 @@ __all__ = ["Chooser", "Decision", "plan_quickly"]
 DECIDING_SHARE = 1 / 40
 """The largest share of elapsed time that decisions about all columns may take."""
 
-_SAMPLE = 1 << 14
+_SAMPLE_ROWS = 1 << 14
 _LONG_SAMPLE_ROWS = 1 << 16
 _QUICK_SAMPLE_ROWS = 1 << 12
 _LONG_SAMPLE_BELOW_MB_S = 500.0
-_SETTLED = 16
-_DECIDED = 3
+_SEARCHED_STREAMS = 3
 _MAX_TOKENS_SHARE = 0.35
 
 
@@ -160,7 +159,7 @@ def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "ba
 
 def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: bool) -> Plan:
     """Return a plan for an array, based on samples."""
-    short = sample_of(array, _QUICK_SAMPLE_ROWS if quick else _SAMPLE)
+    short = sample_of(array, _QUICK_SAMPLE_ROWS if quick else _SAMPLE_ROWS)
     long = short
     if not quick and goal.write_mb_s < _LONG_SAMPLE_BELOW_MB_S:
         long = sample_of(array, _LONG_SAMPLE_ROWS, 1)
@@ -192,7 +191,7 @@ def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: boo
             )
             if position < len(full_streams):
                 choices = [choice for choice in choices if can_code(full_streams[position], choice.cascade)]
-            is_complete = dictionary and position and long_parts.streams[1].size * _SETTLED <= len(long)
+            is_complete = dictionary and position and long_parts.streams[1].size * MIN_REPEATS <= len(long)
             total += choices[0].cost * (share if is_complete else 1.0) if choices else 0.0
             cascades.append(choices[0].cascade if choices else ("run_length", *DEFAULT))
         validity: Cascade = ()
@@ -224,7 +223,7 @@ def _tokens(
     for position, name in enumerate(STREAMS):
         text = name == "others"
         cascade: Cascade = ()
-        if position < _DECIDED or text:
+        if position < _SEARCHED_STREAMS or text:
             choices = decide(
                 short_streams[position],
                 long_streams[position],

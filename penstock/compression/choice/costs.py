@@ -17,7 +17,7 @@ from penstock.compression.codecs import CODECS, codec_of
 from penstock.compression.codecs.registry import head_of
 from penstock.compression.node import Node
 
-__all__ = ["COSTS", "Cost", "cost", "kind_of", "least_cost", "token_cost"]
+__all__ = ["COSTS", "MIN_REPEATS", "Cost", "cost", "kind_of", "least_cost", "token_cost"]
 
 
 class Cost(NamedTuple):
@@ -63,7 +63,8 @@ _TOKENS = Cost(9.0, 0.15, 4.0, 0.1)
 """The cost of tokens: for each number or word, and for each byte of the texts."""
 
 _NODE_ENCODE_NS, _NODE_DECODE_NS = 8000.0, 6000.0
-_SETTLED = 16
+MIN_REPEATS = 16
+"""If a sample repeats each value of a dictionary this often on average, the dictionary counts as complete."""
 _DICTIONARY = CODECS["dictionary"].number
 
 
@@ -110,7 +111,7 @@ def _size_bytes(node: Node, share: float) -> float:
     """Return the bytes of a node and its descendants; a complete dictionary counts only as its `share`."""
     size = node.own_bytes * 1.0
     for position, child in enumerate(node.children):
-        is_complete = node.codec == _DICTIONARY and position == 1 and child.count * _SETTLED <= node.count
+        is_complete = node.codec == _DICTIONARY and position == 1 and child.count * MIN_REPEATS <= node.count
         size += _size_bytes(child, share) * (share if is_complete else 1.0)
     return size
 

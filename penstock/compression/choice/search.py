@@ -30,7 +30,7 @@ _MIN_MEAN_RUN = 1.5
 _MAX_TRANSFORMS = 3
 QUICK_DEPTH = 2
 """The initial depth of a quick search, which leaves fewer transforms to try."""
-_FINALISTS = 3
+_MAX_CASCADES_TO_RETRY = 3
 _FAMILIES = ("lz4", "zstd", "zstd_9", "pcodec")
 
 
@@ -150,7 +150,7 @@ def decide(
     ranked = rank(short, goal, floats=floats, bound=bound, text=text, share=part, depth=depth)
     if long.size <= short.size:
         return ranked
-    cascades = [choice.cascade for choice in _finalists(ranked, _FINALISTS)]
+    cascades = [choice.cascade for choice in _finalists(ranked, _MAX_CASCADES_TO_RETRY)]
     if not goal.write_mb_s:
         cascades += [(*cascade[:-1], "zstd_19") for cascade in cascades if cascade[-1] == "zstd_9"]
     again = []

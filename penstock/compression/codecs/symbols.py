@@ -30,9 +30,10 @@ __all__ = ["Symbols"]
 
 _FRAME = 1 << 16
 """The size of a frame in bytes. Each frame is encoded independently."""
-_SAMPLE = 1 << 14
-_STRETCH = 1 << 9
-_SPARE = 64
+_MAX_SAMPLE = 1 << 14
+_PIECE = 1 << 9
+"""Symbols are learned from pieces of `_PIECE` bytes, from `_MAX_SAMPLE` bytes together."""
+_PADDING = 64
 
 
 class Symbols(Transform):
@@ -55,15 +56,15 @@ class Symbols(Transform):
         tables = np.empty(1 << 16, np.uint16), np.empty(SLOTS, np.uint64), np.empty(SLOTS, np.uint32)
         source = values.view(np.uint8)
         sample = _sample_of(source)
-        count = learn_symbols(sample, sample.size - _SPARE, symbols, sizes, *tables)
-        lanes, out = np.empty(2 * _FRAME + 256, np.uint8), np.empty(2 * source.size + _SPARE, np.uint8)
+        count = learn_symbols(sample, sample.size - _PADDING, symbols, sizes, *tables)
+        lanes, out = np.empty(2 * _FRAME + 256, np.uint8), np.empty(2 * source.size + _PADDING, np.uint8)
         begins = range(0, source.size, _FRAME)
         ends = [0]
         for begin in begins:
             end = min(begin + _FRAME, source.size)
-            if end + _SPARE > source.size:
+            if end + _PADDING > source.size:
                 # Copy the last bytes into a buffer with padding, which the kernels may read.
-                rest = np.append(source[begin:end], np.zeros(_SPARE, np.uint8))
+                rest = np.append(source[begin:end], np.zeros(_PADDING, np.uint8))
                 ends.append(code_symbols(seal(rest), 0, end - begin, *tables, lanes, out, ends[-1]))
             else:
                 ends.append(code_symbols(seal(source), begin, end, *tables, lanes, out, ends[-1]))
@@ -90,7 +91,7 @@ class Symbols(Transform):
         if first == last:
             return np.empty(0, np.int8)
         codes = decode_stream(node.children[0], None, int(ends[first]), int(ends[last]))
-        out = np.empty(total + _SPARE, np.uint8)
+        out = np.empty(total + _PADDING, np.uint8)
         bounds = ends[first : last + 1] - ends[first]
         right = write_symbols(codes.view(np.uint8), bounds, symbols, sizes, _FRAME, out, total)
         check(right, "codes have no symbols, or decode to a wrong size")
@@ -99,10 +100,10 @@ class Symbols(Transform):
 
 def _sample_of(source: Bytes) -> Bytes:
     """Return a sample from which to learn symbols, followed by padding."""
-    if source.size > _SAMPLE:
-        begins = np.linspace(0, source.size - _STRETCH, _SAMPLE // _STRETCH).astype(np.int64).tolist()
-        return np.concatenate([*(source[at : at + _STRETCH] for at in begins), np.zeros(_SPARE, np.uint8)])
-    return np.append(source, np.zeros(_SPARE, np.uint8))
+    if source.size > _MAX_SAMPLE:
+        begins = np.linspace(0, source.size - _PIECE, _MAX_SAMPLE // _PIECE).astype(np.int64).tolist()
+        return np.concatenate([*(source[at : at + _PIECE] for at in begins), np.zeros(_PADDING, np.uint8)])
+    return np.append(source, np.zeros(_PADDING, np.uint8))
 
 
 def _table_of(parameters: bytes) -> tuple[npt.NDArray[np.uint64], Bytes]:

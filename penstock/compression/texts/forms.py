@@ -29,7 +29,7 @@ _SAMPLE_BYTES = 1 << 16
 _MAX_TEXT_BYTES = 1 << 12
 """Longer texts are left out of the sample."""
 _MAX_DEPTH = 100
-_GOOD_SHARE = 1 / 8
+_MAX_SHARE_TO_ACCEPT = 1 / 8
 """If texts split in one way take no more than this share of the bytes, the other way to split is not
 tried."""
 _MAX_PIECES = 400
@@ -116,7 +116,7 @@ def learn_forms(offsets: Ints, source: Bytes) -> Forms:
     bounds = zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True)
     texts = [source[begin:end].tobytes() for begin, end in bounds if end - begin <= _MAX_TEXT_BYTES]
     forms = _Learner(texts, split=False).forms()
-    if forms.share > _GOOD_SHARE:
+    if forms.share > _MAX_SHARE_TO_ACCEPT:
         forms = min(forms, _Learner(texts, split=True).forms(), key=lambda forms: forms.share)
     return forms
 

@@ -20,7 +20,7 @@ from penstock.state_store.survey import survey_bucket
 
 __all__ = ["Refreshed", "describe_graph", "describe_storage"]
 
-_MOST_SHARE: Final = 0.05
+_MAX_READING_SHARE: Final = 0.05
 """The greatest share of the time that is spent on reading facts."""
 
 
@@ -150,4 +150,4 @@ class Refreshed:
             self._value = {"error": str(error)}
         finally:
             end = monotonic_s()
-            self._next_s = end + max(self._least_s, (end - begin) / _MOST_SHARE)
+            self._next_s = end + max(self._least_s, (end - begin) / _MAX_READING_SHARE)

@@ -7,7 +7,7 @@ import math
 from typing import Any, Protocol
 
 from penstock.operators.freshness.contract import FreshnessContract
-from penstock.operators.freshness.controller import MARGIN, ControllerState, Decision, plan, settle
+from penstock.operators.freshness.controller import MARGIN, ControllerState, Decision, plan, update_controller
 from penstock.operators.freshness.standing import Standing
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.serve import Budget
@@ -91,13 +91,13 @@ class ContractControl:
             self._queue.urgent_us = decision.urgent_us
         return Budget(rows=decision.rows, duration_us=decision.duration_us)
 
-    def settle(self, finished_us: int, serving_us: int, metrics: BatchMetrics) -> None:
-        """See `BudgetControl.settle`."""
+    def account_batch(self, finished_us: int, serving_us: int, metrics: BatchMetrics) -> None:
+        """See `BudgetControl.account_batch`."""
         before, decision = self._state, self._decision
         if decision is None:
             return
         parts = self._queue.staleness_by_class or [metrics.application_staleness]
-        after = settle(
+        after = update_controller(
             self._contract, before, parts[: len(self._contract.promises)], finished_us,
             served=metrics.budget_used_rows, left=len(self._queue), serving_us=serving_us,
         )  # fmt: skip

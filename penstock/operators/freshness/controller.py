@@ -45,30 +45,30 @@ __all__ = [
     "allowed_budgets",
     "greatest_work",
     "plan",
-    "settle",
+    "update_controller",
 ]
 
 MARGIN = 0.8
 """Budgets are planned for this share of the promised limit."""
-_LEARNING = 0.15
+_CYCLE_WEIGHT = 0.15
 """Weight of the newest cycle in `Fit`."""
-_SURPRISE = 2.0
+_MIN_SURPRISING_RATIO = 2.0
 """A cycle that took this many times longer, or shorter, than expected has more weight."""
-_LEARNING_FROM_SURPRISE = 0.5
+_SURPRISING_CYCLE_WEIGHT = 0.5
 _WAITING_WEIGHT = 0.3
 """The weight of the newest number of waiting keys in the smoothed number."""
-_SPREAD = 0.1
+_MIN_SPREAD_TO_FIT = 0.1
 """If the numbers of served tuples vary less than this, relative to their mean, cycles show little about the
 cost of a tuple."""
 _LONGEST_JUMP = 4.0
 """A cycle that takes more than this multiple of the expected duration may be a pause, such as downtime. It is
 learned only if the next measured cycle is surprisingly long as well. Until then, the controller assumes that
-every row costs as much as in the long cycle. A micro-batch serves as many rows as then take `_SURPRISE` times
-the usual duration, or the budget if that is longer. A learned cycle is capped at this multiple of the
-expected or promised duration, so that it fades quickly."""
+every row costs as much as in the long cycle. A micro-batch serves as many rows as then take
+`_MIN_SURPRISING_RATIO` times the usual duration, or the budget if that is longer. A learned cycle is capped
+at this multiple of the expected or promised duration, so that it fades quickly."""
 _MIN_CHANGE = 0.15
 """A budget, or a trigger interval, changes only by more than this share."""
-_INTERVAL = 0.5
+_INTERVAL_SHARE_OF_CYCLE = 0.5
 """A trigger interval is this share of a cycle that uses up the budget."""
 LONGEST_INTERVAL = 0.2
 """A trigger interval is at most this share of the tightest limit."""
@@ -76,7 +76,7 @@ _LONGEST_PACED = 1.1
 """A cycle up to this multiple of the bucket's trigger interval may have waited for the trigger. A cycle can
 be shorter than the bucket's interval, because the query uses the least interval of all buckets. It can be a
 little longer, because the task starts a little earlier or later after each trigger."""
-_TRIAL = 1.5
+_TRIAL_GROWTH = 1.5
 """To learn the cost of a tuple, a micro-batch serves this multiple of the tuples that recent micro-batches
 served."""
 _FIRST_ROWS = 1024
@@ -127,7 +127,7 @@ class Fit:
 
     @property
     def _doubt(self) -> float:
-        return (_SPREAD * self.rows) ** 2 + 1e-9
+        return (_MIN_SPREAD_TO_FIT * self.rows) ** 2 + 1e-9
 
     def expect(self, rows: float) -> float:
         """Return the expected duration of a cycle."""
@@ -139,8 +139,8 @@ class Fit:
             return replace(self, rows=float(rows), cycle_us=cycle_us)
         expected_us = max(self.expect(rows), 1.0)
         cycle_us = min(cycle_us, _LONGEST_JUMP * max(expected_us, self.cycle_us, limit_us))
-        surprising = not 1 / _SURPRISE < cycle_us / expected_us < _SURPRISE
-        weight = _LEARNING_FROM_SURPRISE if surprising else _LEARNING
+        surprising = not 1 / _MIN_SURPRISING_RATIO < cycle_us / expected_us < _MIN_SURPRISING_RATIO
+        weight = _SURPRISING_CYCLE_WEIGHT if surprising else _CYCLE_WEIGHT
         more, longer = rows - self.rows, cycle_us - self.cycle_us
         mean, mean_us = self.rows + weight * more, self.cycle_us + weight * longer
         variance = (1 - weight) * (self.variance + weight * more * more)
@@ -322,9 +322,9 @@ def plan(
             if doubted is None and cycle_us > _LONGEST_JUMP * usual_us:
                 doubted = fit.add(state.served, cycle_us, longest_us)
                 dearest_us = min(cycle_us, _LONGEST_JUMP * longest_us) / max(state.served, 1)
-                trial_us = _SURPRISE * usual_us
+                trial_us = _MIN_SURPRISING_RATIO * usual_us
             else:
-                if doubted is not None and cycle_us > _SURPRISE * usual_us:
+                if doubted is not None and cycle_us > _MIN_SURPRISING_RATIO * usual_us:
                     fit = replace(doubted, row_us=fit.row_us)
                 fit, doubted = fit.add(state.served, cycle_us, longest_us), None
     known = state.classes or (ClassState(),) * len(contract.promises)
@@ -354,7 +354,7 @@ def plan(
         rows = min(rows, math.ceil(max(budget_us, trial_us) / dearest_us))
     rows = max(min(rows, most), 1)
     if state.left and max(needs) > 1.0 and doubted is None and not fit.is_certain:
-        rows = max(rows, math.ceil(_TRIAL * fit.rows))
+        rows = max(rows, math.ceil(_TRIAL_GROWTH * fit.rows))
     now = replace(
         state,
         fit=fit,
@@ -369,7 +369,7 @@ def plan(
     return now, Decision(rows, max(int(2 * budget_us), 1), tuple(urgent), tuple(needs))
 
 
-def settle(
+def update_controller(
     contract: FreshnessContract,
     state: ControllerState,
     staleness: Sequence[Staleness],
@@ -397,7 +397,7 @@ def settle(
         known = min(
             fit.row_us or sample, _LONGEST_JUMP * sample
         )  # an earlier cycle may have compiled kernels
-        row_us = known + _LEARNING * (min(sample, _LONGEST_JUMP * known) - known)
+        row_us = known + _CYCLE_WEIGHT * (min(sample, _LONGEST_JUMP * known) - known)
         fit = replace(fit, row_us=max(row_us, 1e-3))
     # Expect the same time as in the last cycle, because a fit learns only a part of each cycle.
     known_us = state.rest_us * min(served / max(state.served, 1), 1.0)
@@ -409,7 +409,7 @@ def settle(
         allowed = (1.0 - contract.share) * now.time_us / (2.0 if one.broken else 1.0)
         classes.append(replace(now, broken=now.late_us > allowed))
     after = replace(state, fit=fit)
-    interval_us = int(_INTERVAL * after.cycle_us)
+    interval_us = int(_INTERVAL_SHARE_OF_CYCLE * after.cycle_us)
     if abs(interval_us - state.interval_us) <= _MIN_CHANGE * state.interval_us:
         interval_us = state.interval_us
     interval_us = min(interval_us, int(LONGEST_INTERVAL * contract.tightest_us))

@@ -36,7 +36,7 @@ class Standing:
         The fixed cost of a micro-batch.
     earlier_us : float
         The part of `late_us` that comes from earlier micro-batches.
-    settled_us : int
+    ended_us : int
         The end of the operator's work, up to which `staleness` is measured.
     """
 
@@ -48,7 +48,7 @@ class Standing:
     needs: float | None
     fixed_us: float
     earlier_us: float = 0.0
-    settled_us: int = 0
+    ended_us: int = 0
 
     @property
     def is_kept(self) -> bool:
@@ -67,9 +67,9 @@ class Standing:
             return math.inf
         spare_us = (1.0 - self.share) * self.time_us - self.earlier_us
         if spare_us < 0.0:
-            return self.settled_us
+            return self.ended_us
         exceeded_us = self.staleness.exceeded_us(spare_us)
-        return math.inf if exceeded_us is None else self.settled_us + max(self.limit_us - exceeded_us, 0.0)
+        return math.inf if exceeded_us is None else self.ended_us + max(self.limit_us - exceeded_us, 0.0)
 
     def advise(self) -> str:
         """Return advice on how to keep the promise; empty if the promise can hold."""
@@ -118,5 +118,5 @@ class Standing:
             None if None in needs else max(need for need in needs if need is not None),
             max(part.fixed_us for part in parts),
             sum(part.earlier_us for part in parts),
-            min(part.settled_us for part in parts),
+            min(part.ended_us for part in parts),
         )

@@ -259,7 +259,7 @@ class UpdateJoin:
         """Remove keys that had no tuple for their time to live."""
         if self._lives is None or self.joined.ttl is None:
             return self._let_go(np.zeros(0, np.int64))
-        for ids in self._lives.settle(newest, self.joined.ttl):
+        for ids in self._lives.advance_horizon(newest, self.joined.ttl):
             self._dirty[ids] = True
         gone = self._lives.find_gone()
         self._lives.expired += len(gone)

@@ -52,10 +52,10 @@ class KeyLives:
         self.last[size:] = NEVER
 
     def note(self, ids: Integers, times: Integers) -> None:
-        """Remember tuples, none of them late, until `settle` is called."""
+        """Remember tuples, none of them late, until `advance_horizon` is called."""
         self._arrived.append((ids, times))
 
-    def settle(self, newest: int | None, ttl: int) -> list[Integers]:
+    def advance_horizon(self, newest: int | None, ttl: int) -> list[Integers]:
         """Update the times of keys, and move the horizon; return the keys that had tuples."""
         for ids, times in self._arrived:
             np.maximum.at(self.last, ids, times)

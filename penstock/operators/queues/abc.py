@@ -100,9 +100,9 @@ class KeyedQueue(ABC):
         return self.accounts.records.keys
 
     @property
-    def settled_at_us(self) -> int | None:
+    def accounted_until_us(self) -> int | None:
         """Time up to which staleness is counted; None before the first arrival."""
-        return self.accounts.settled_at_us
+        return self.accounts.accounted_until_us
 
     @property
     def served_at_us(self) -> int | None:

@@ -93,7 +93,7 @@ class KeyAccounts:
         """The state of the freshness controller, if the queue has a contract."""
         self.birth_us: int | None = None
         """Arrival time of the first tuple."""
-        self.settled_at_us: int | None = None
+        self.accounted_until_us: int | None = None
         """Time up to which staleness is counted; None before the first arrival."""
         self.served_at_us: int | None = None
         """The time of the last dequeue or, if later, of the first arrival after the queue was empty."""
@@ -106,7 +106,7 @@ class KeyAccounts:
         if arrivals.first_arrival_us is not None:
             np.minimum(arrivals.first_arrival_us, now_us, out=arrived)
         if self.birth_us is None:
-            self.birth_us = self.settled_at_us = int(arrived.min())
+            self.birth_us = self.accounted_until_us = int(arrived.min())
         return arrived
 
     def serve(self, ids: Integers, now_us: int) -> None:
@@ -205,8 +205,8 @@ class KeyAccounts:
 
     def close_period(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Count all staleness up to now; return queue and application staleness since the last call."""
-        begin = now_us if self.settled_at_us is None else self.settled_at_us
-        self.settled_at_us = None if self.settled_at_us is None else max(now_us, begin)
+        begin = now_us if self.accounted_until_us is None else self.accounted_until_us
+        self.accounted_until_us = None if self.accounted_until_us is None else max(now_us, begin)
         period_us = float(max(now_us - begin, 0))
         if self._class_meters:
             keys = self.count_classes(self.records["gone"][: len(self.records)] == 0)
@@ -222,14 +222,14 @@ class KeyAccounts:
         return {
             **controller,
             "birth_us": self.birth_us,
-            "settled_at_us": self.settled_at_us,
+            "settled_at_us": self.accounted_until_us,
             "served_at_us": self.served_at_us,
         }
 
     def restore(self, fields: Fields) -> None:
         """Restore the output of `meta`, after the records were restored. No tuple is in service then."""
         self.birth_us = fields.number_or_none("birth_us")
-        self.settled_at_us = fields.number_or_none("settled_at_us")
+        self.accounted_until_us = fields.number_or_none("settled_at_us")
         self.served_at_us = fields.number_or_none("served_at_us")
         if fields.has("controller"):
             self.controller = ControllerState.from_fields(fields.fields("controller"))
@@ -241,4 +241,4 @@ class KeyAccounts:
     def book_restored(self, ids: Integers) -> None:
         """Mark the staleness of waiting keys as counted up to the end of the last period."""
         for booked, _ in BOOKED:
-            self.records[booked][ids] = self.settled_at_us or 0
+            self.records[booked][ids] = self.accounted_until_us or 0

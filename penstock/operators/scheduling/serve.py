@@ -35,7 +35,7 @@ class BudgetControl(Protocol):
     def plan(self, started_us: int) -> Budget:
         """Return the budget. The arrivals are already in the queue."""
 
-    def settle(self, finished_us: int, serving_us: int, metrics: BatchMetrics) -> None:
+    def account_batch(self, finished_us: int, serving_us: int, metrics: BatchMetrics) -> None:
         """Record the served tuples. `metrics` is complete, except for the metrics of state."""
 
 
@@ -205,7 +205,7 @@ def serve(
     buckets_per_task: int = 1,
     chunk_rows: int = _CHUNK_ROWS,
 ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-    """Run one micro-batch on `queue`: enqueue, serve within the budget, settle.
+    """Run one micro-batch on `queue`: enqueue, serve within the budget, account for the batch.
 
     Parameters
     ----------
@@ -284,7 +284,7 @@ def serve(
         "serve": (finished - enqueued) / 1000,
     }
     if control is not None:
-        control.settle(finished, finished - enqueued, metrics)
+        control.account_batch(finished, finished - enqueued, metrics)
     return batches, metrics
 
 

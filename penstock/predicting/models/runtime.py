@@ -28,7 +28,7 @@ __all__ = ["RunningPredictor"]
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MAX_WRONG, _MAX_SKIPPED = 4, 64
-_WINDOW = 1_000
+_TRANSACTIONS_PER_CHECK = 1_000
 """The accuracy of a kind of transactions is checked after this many of its transactions."""
 _MIN_ACCURACY = 0.75
 """If a smaller share of predictions is right, observed accesses replace the predictions."""
@@ -93,7 +93,7 @@ class _Kind:
         """Count the right predictions; if too few are right, replace predictions by observed accesses."""
         self.right += count_votes(numbers, touched, predicted, self._candidates, self._votes)
         self.total += len(numbers)
-        if self.total < _WINDOW:
+        if self.total < _TRANSACTIONS_PER_CHECK:
             return
         if self.right < _MIN_ACCURACY * self.total:
             self.recomputed += 1

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AccessSets", "KeyAccess", "find_access_sets"]
 
-_MOST_BITS = 60
+_MAX_ACCESSES = 60
 _SAFE = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.And, ast.Or, ast.Not, ast.USub, ast.Constant, ast.Load)
 """Nodes of conditions that cannot fail. Names of constants and attributes of the event cannot fail either."""
 _FACTS = "access_sets"
@@ -112,8 +112,8 @@ def find_access_sets(
     always = next((one.because for one in walk.found if one.because and not one.conditions), None)
     if always is not None:
         return always
-    if len(walk.found) > _MOST_BITS:
-        return f"it has more than {_MOST_BITS} accesses"
+    if len(walk.found) > _MAX_ACCESSES:
+        return f"it has more than {_MAX_ACCESSES} accesses"
     names = [column.name for column in event]
     tables = list(dependencies.tables)
     accesses: dict[tuple[int, tuple[int, ...]], list[int]] = {}

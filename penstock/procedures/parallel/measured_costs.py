@@ -14,7 +14,7 @@ _LAST_RETRIAL = 1024
 
 The number doubles each time that the slower modes lose.
 """
-_WEIGHT = 0.3
+_NEWEST_WEIGHT = 0.3
 """The weight of the last batch in a mode's cost."""
 
 
@@ -71,7 +71,7 @@ class MeasuredCosts:
             self._serial_s += seconds
         first = bool(self._untried and self._untried[0] == mode and self._untried[1:2] == [mode])
         if not first:
-            self.costs[mode] = cost + (1 - _WEIGHT) * (self.costs.get(mode, cost) - cost)
+            self.costs[mode] = cost + (1 - _NEWEST_WEIGHT) * (self.costs.get(mode, cost) - cost)
         if self._untried and self._untried[0] == mode:
             del self._untried[0]
             if not self._untried:

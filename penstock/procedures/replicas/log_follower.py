@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Copy", "LogFollower"]
 
-_TRIES = 5
+_MAX_ATTEMPTS = 5
 """The number of attempts to load a version while the other process deletes older versions."""
 
 
@@ -208,7 +208,7 @@ class LogFollower:
 
     def _load(self) -> Copy:
         """Load the newest version; repeat if the other process deletes it meanwhile."""
-        for _ in range(_TRIES - 1):
+        for _ in range(_MAX_ATTEMPTS - 1):
             names = self._names()
             try:
                 return self._load_newest()

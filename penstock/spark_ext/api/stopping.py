@@ -15,7 +15,7 @@ __all__ = ["stop_between_batches"]
 _POLL_S = 0.01
 _BATCH_END_S = 10.0
 """The longest wait for the running batch."""
-_SETTLE_S = 10.0
+_TASKS_END_S = 10.0
 """The longest wait for the tasks of a cancelled batch."""
 
 
@@ -41,7 +41,7 @@ def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:
             break
         pause.wait(_POLL_S)
     query.stop()
-    deadline = monotonic_s() + _SETTLE_S
+    deadline = monotonic_s() + _TASKS_END_S
     while has_running_tasks(spark, str(query.runId)) and monotonic_s() < deadline:
         pause.wait(2 * _POLL_S)
 

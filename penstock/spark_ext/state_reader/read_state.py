@@ -34,7 +34,7 @@ from penstock.state_store.survey import likely_pointer
 __all__ = ["read_state"]
 
 _OUTPUT_BYTES = 16 << 20
-_TRIES = 5
+_MAX_ATTEMPTS = 5
 
 _VIEWS: tuple[tuple[set[str], Callable[[Stored, str | None], StateView]], ...] = (
     ({"program", "tables"}, table_view),
@@ -209,7 +209,7 @@ class _Reader:
 
     def _load(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, State]:
         """Return the state at the given pointer, or at a chosen pointer whose files exist."""
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             pointer = given or likely_pointer(files)
             state = self.view.new_state()
             if pointer is None:
@@ -217,7 +217,7 @@ class _Reader:
             try:
                 BucketStore(files).load(pointer, state)
             except CorruptDataError:
-                if given is not None or attempt == _TRIES or likely_pointer(files) == pointer:
+                if given is not None or attempt == _MAX_ATTEMPTS or likely_pointer(files) == pointer:
                     raise
             else:
                 return pointer, state

@@ -59,7 +59,7 @@ Mode = Literal["rows", "tables", "occ"]
 MODES = ("rows", "tables", "occ")
 INITIAL_ESTIMATE_S = 1e-6
 """The assumed time of a transaction of a program that has not run yet."""
-_WEIGHT = 0.2
+_NEWEST_WEIGHT = 0.2
 """The weight of the latest time in a mean time."""
 _SINGLE, _STALLED, _MOVING = "single", "stalled", "moving"
 """The kinds of a program's times: a single-partition transaction, a forwarded transaction, a move of rows."""
@@ -427,7 +427,7 @@ class Speculation:
     def _note_time(self, program: Program, count: int, seconds: float, kind: str = _SINGLE) -> None:
         """Include the time of transactions in the mean time of their program."""
         key, each = (program.digest, kind), max(seconds / count, 1e-9)
-        self._times[key] = (1 - _WEIGHT) * self._times.get(key, each) + _WEIGHT * each
+        self._times[key] = (1 - _NEWEST_WEIGHT) * self._times.get(key, each) + _NEWEST_WEIGHT * each
 
 
 def _finds(route: Route) -> bool:

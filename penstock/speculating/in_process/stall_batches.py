@@ -32,7 +32,7 @@ so that the work is tried again at some point.
 FIRST_BATCH_S = 2e-4
 """The fixed time of a batch that is assumed before the first batch."""
 
-_WEIGHT = 0.2
+_NEWEST_WEIGHT = 0.2
 """The weight of the latest time in a mean time."""
 
 Rows = dict[str, tuple[pa.RecordBatch, pa.RecordBatch]]
@@ -50,7 +50,7 @@ class StallTimes:
 
     def note(self, name: str, seconds: float) -> None:
         """Include a time in the mean time of this name."""
-        setattr(self, name, (1 - _WEIGHT) * getattr(self, name) + _WEIGHT * seconds)
+        setattr(self, name, (1 - _NEWEST_WEIGHT) * getattr(self, name) + _NEWEST_WEIGHT * seconds)
 
 
 @dataclass(slots=True, eq=False)

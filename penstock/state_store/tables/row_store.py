@@ -21,7 +21,7 @@ _DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uin
 _MIN_GARBAGE_BYTES = 64 * 1024
 """A heap with less garbage than this is not compacted."""
 
-_AHEAD = 64
+_VALUES_PER_PREFETCH = 64
 """The number of values to prefetch before copying."""
 
 _Where = Positions | slice
@@ -70,8 +70,8 @@ def _write(
     """
     count = locations.shape[0]
     read = 0
-    for first in range(0, count, _AHEAD):
-        last = min(first + _AHEAD, count)
+    for first in range(0, count, _VALUES_PER_PREFETCH):
+        last = min(first + _VALUES_PER_PREFETCH, count)
         read += _touch(starts, sizes, heap, locations, first, last)
         for i in range(first, last):
             location, begin = locations[i], bounds[i]
@@ -96,8 +96,8 @@ def _gather(
     """
     count = locations.shape[0]
     read = 0
-    for first in range(0, count, _AHEAD):
-        last = min(first + _AHEAD, count)
+    for first in range(0, count, _VALUES_PER_PREFETCH):
+        last = min(first + _VALUES_PER_PREFETCH, count)
         read += _touch(starts, sizes, heap, locations, first, last)
         for i in range(first, last):
             begin = bounds[i]

@@ -138,7 +138,7 @@ class WindowQueue:
         )
         self.scheduler = WindowScheduler(policy, weighted=weighted)
         self._birth_us: int | None = None
-        self._settled_at: int | None = None
+        self._accounted_until_us: int | None = None
         self._served_at: int | None = None
         self._in_service = 0
         self.scheduler_meter, self._application_meter = StalenessMeter(), StalenessMeter()
@@ -230,7 +230,7 @@ class WindowQueue:
             if shares is not None:
                 self.scheduler.weigh(ids, shares)
             if self._birth_us is None:
-                self._birth_us = self._settled_at = now_us
+                self._birth_us = self._accounted_until_us = now_us
         buffers, before = self.buffers, self.watermark
         locations = np.empty(len(ids), np.int64)
         events = np.empty((2 * len(ids), 2), np.int64)
@@ -292,7 +292,7 @@ class WindowQueue:
         since the key was dequeued. Application staleness starts at the end of the oldest complete window that
         is newer than the delivered window (UpStream §6.1.2, §6.2.2).
         """
-        begin = now_us if self._settled_at is None else self._settled_at
+        begin = now_us if self._accounted_until_us is None else self._accounted_until_us
         key_rows = self.buffers.key_rows
         pending = (key_rows[:, zones.PENDING] != zones.NEVER) & (key_rows[:, zones.IN_SERVICE] == 0)
         for meter, since, booked, ids in (
@@ -301,7 +301,7 @@ class WindowQueue:
         ):
             meter.add(key_rows[ids, since], key_rows[ids, booked], now_us)
             key_rows[ids, booked] = np.maximum(key_rows[ids, booked], now_us)
-        self._settled_at = None if self._settled_at is None else max(now_us, begin)
+        self._accounted_until_us = None if self._accounted_until_us is None else max(now_us, begin)
         key_time = float(max(now_us - begin, 0)) * self.keys
         self.buffers.compact()
         return self.scheduler_meter.take(key_time), self._application_meter.take(key_time)
@@ -351,12 +351,12 @@ class WindowQueue:
         watermark = fields.number_or_none("watermark")
         self.watermark = zones.NEVER if watermark is None else watermark
         self._birth_us = fields.number_or_none("birth_us")
-        self._settled_at = fields.number_or_none("settled_at_us")
+        self._accounted_until_us = fields.number_or_none("settled_at_us")
         self._served_at = fields.number_or_none("served_at_us")
         self.measured_cost_us = fields.real_or_none("cost_us")
         buffers.registers[zones.KEYS] = fields.count("keys")
         self.scheduler.rebuild(self._waiting_keys(), fields)
-        buffers.account_restored(self._settled_at or 0)
+        buffers.account_restored(self._accounted_until_us or 0)
         self._in_service = 0
 
     def _unit(self, kind: str, ids: Integers, *, fresh: bool) -> PUnit:
@@ -370,7 +370,7 @@ class WindowQueue:
                 "waiting": len(self),
                 "watermark": None if self.watermark == zones.NEVER else self.watermark,
                 "birth_us": self._birth_us,
-                "settled_at_us": self._settled_at,
+                "settled_at_us": self._accounted_until_us,
                 "served_at_us": self._served_at,
                 "cost_us": self.measured_cost_us,
                 **self.scheduler.meta,

@@ -206,19 +206,19 @@ class UpdateWindows:
             arriving = self._layout.arriving_column(self.weights)
             for batch in arrivals.entries:
                 _numbers(batch.column(arriving))
-        settled, rows_in, late = self._panes.finalize_panes(arrivals.entries, arrivals.watermark)
+        final, rows_in, late = self._panes.finalize_panes(arrivals.entries, arrivals.watermark)
         entered = self._queue.enqueue(
-            settled.ids, settled.panes, settled.rows, now_us,
-            watermark=self._panes.border, shares=self._shares(settled),
+            final.ids, final.panes, final.rows, now_us,
+            watermark=self._panes.border, shares=self._shares(final),
         )  # fmt: skip
         return Enqueued(rows_in, conflated=entered.disregarded, late=late)
 
-    def _shares(self, settled: FinalPanes) -> Integers | None:
+    def _shares(self, final: FinalPanes) -> Integers | None:
         if self.weights is None:
             return None
         if isinstance(self.weights, KeyWeights):
-            return self.weights.shares_by_value(self._panes.groups_of(settled.ids)[0])
-        return shares_of(_numbers(settled.rows.column(self.weights)))
+            return self.weights.shares_by_value(self._panes.groups_of(final.ids)[0])
+        return shares_of(_numbers(final.rows.column(self.weights)))
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Serve up to `limit` groups. The rows have the schema `WindowLayout.window`."""

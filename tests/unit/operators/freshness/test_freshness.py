@@ -26,7 +26,7 @@ from penstock.operators.freshness.controller import (
     allowed_budgets,
     greatest_work,
     plan,
-    settle,
+    update_controller,
 )
 from penstock.operators.freshness.standing import Standing
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
@@ -442,7 +442,9 @@ def test_a_decision_depends_on_its_arguments_only() -> None:
     first = plan(contract, queue.controller, [150], 12 * SECOND, 11 * SECOND)
     assert plan(contract, queue.controller, [150], 12 * SECOND, 11 * SECOND) == first
     after = [
-        settle(contract, first[0], [Staleness(key_time=1e6)], 13 * SECOND, served=9, left=3, serving_us=7)
+        update_controller(
+            contract, first[0], [Staleness(key_time=1e6)], 13 * SECOND, served=9, left=3, serving_us=7
+        )
         for _ in range(2)
     ]
     assert after[0] == after[1]
@@ -458,7 +460,9 @@ def test_downtime_is_no_fixed_cost_until_two_cycles_in_a_row_are_so_long(pause: 
 
     def plan_after(state: ControllerState, cycle: int) -> tuple[ControllerState, Decision]:
         ended, served = state.started_us + 1, 100
-        done = settle(contract, state, [Staleness()], ended, served=served, left=9, serving_us=100_000)
+        done = update_controller(
+            contract, state, [Staleness()], ended, served=served, left=9, serving_us=100_000
+        )
         assert ControllerState.from_fields(Fields(json.loads(json.dumps(done.to_json())))) == done
         return plan(contract, done, [150], state.started_us + cycle)
 
@@ -483,7 +487,7 @@ def test_a_pause_is_no_cost_even_if_fixed_costs_were_taken_for_costs_of_tuples()
     state = ControllerState(
         fit, (ClassState(100.0),), 2e6, 100, 100.0, 48 * SECOND, 48_010_000, 100, interval_us=1_600_000
     )
-    done = settle(
+    done = update_controller(
         contract, plan(contract, state, [100], 50 * SECOND, 49 * SECOND)[0], [Staleness()], 50_010_000,
         served=100, left=0, serving_us=1_000,
     )  # fmt: skip
@@ -491,7 +495,7 @@ def test_a_pause_is_no_cost_even_if_fixed_costs_were_taken_for_costs_of_tuples()
     for _ in range(3):
         state, decision = plan(contract, done, [100], now, before)
         served = min(decision.rows, 100)
-        done = settle(
+        done = update_controller(
             contract, state, [Staleness()], now + 10_000, served=served, left=100 - served, serving_us=1_000
         )
         before, now = now, now + SECOND + 10_000 * served
@@ -530,7 +534,9 @@ def test_results_are_late_while_a_slow_sink_has_them() -> None:
         arrived = begin - np.arange(served) * gone // served
         meter.add(arrived, arrived, begin + 10_000)
         part = meter.take(200.0 * max(gone, SECOND))
-        state = settle(contract, state, [part], begin + 10_000, served=served, left=9, serving_us=10_000)
+        state = update_controller(
+            contract, state, [part], begin + 10_000, served=served, left=9, serving_us=10_000
+        )
         broken.append(state.classes[0].broken)
         gone = 20_000 + row_us * served
         begin += gone
@@ -546,7 +552,7 @@ def test_a_cycle_that_another_bucket_has_paced_is_no_time_of_the_sink() -> None:
     )
 
     def plan_after(cycle_us: int, left: int = 0) -> ControllerState:
-        done = settle(
+        done = update_controller(
             contract, before, [Staleness()], 9_010_000, served=20, left=left, serving_us=2_000
         )  # fmt: skip
         begin = before.started_us + cycle_us
@@ -565,7 +571,9 @@ def test_a_cycle_that_another_bucket_has_paced_is_no_time_of_the_sink() -> None:
 def test_a_pause_after_the_first_micro_batch_is_no_cost() -> None:
     contract = contract_of("2 s")
     first, _ = plan(contract, ControllerState(), [150], SECOND)
-    done = settle(contract, first, [Staleness()], 2 * SECOND, served=100, left=50, serving_us=1_000)
+    done = update_controller(
+        contract, first, [Staleness()], 2 * SECOND, served=100, left=50, serving_us=1_000
+    )
     after, _ = plan(contract, done, [150], 300 * SECOND)
     assert after.fit.cycle_us == 0.0
 
@@ -693,13 +701,15 @@ def test_a_promise_without_keys_does_not_break() -> None:
 
 
 def test_a_tighter_contract_shortens_the_trigger_interval_at_once() -> None:
-    def settled(limit: str, before: ControllerState) -> ControllerState:
-        return settle(contract_of(limit), before, [Staleness()], 10 * SECOND, served=0, left=0, serving_us=0)
+    def updated(limit: str, before: ControllerState) -> ControllerState:
+        return update_controller(
+            contract_of(limit), before, [Staleness()], 10 * SECOND, served=0, left=0, serving_us=0
+        )
 
     before = ControllerState(fit=Fit(cycle_us=9e6), classes=(ClassState(),), started_us=9 * SECOND)
-    before = settled("2200 ms", before)
+    before = updated("2200 ms", before)
     assert before.interval_us == 440_000
-    assert settled("2 s", before).interval_us == 400_000
+    assert updated("2 s", before).interval_us == 400_000
 
 
 def test_metrics_of_buckets_merge_to_the_worst_need_and_all_time() -> None:

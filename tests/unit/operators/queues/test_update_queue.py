@@ -83,7 +83,7 @@ def test_the_least_and_the_greatest_time_are_times_like_others() -> None:
 def test_an_empty_batch_changes_nothing() -> None:
     queue = _queue()
     assert enqueue(queue, [], 5) == (0, 0, 0)
-    assert queue.settled_at_us is None
+    assert queue.accounted_until_us is None
     assert _values(queue) == []
     assert len(queue) == queue.keys == 0
 

@@ -87,7 +87,7 @@ def test_nothing_that_waits_is_lost_and_each_bucket_keeps_its_order(
     for line in order:
         for found in rescaled.order():
             assert [key for key in found if key in line] == [key for key in line if key in found]
-    staleness = [queue.accounts.settled_at_us for queue in rescaled.queues if queue.keys]
+    staleness = [queue.accounts.accounted_until_us for queue in rescaled.queues if queue.keys]
     assert set(staleness) == {5010}
     served = [update for line in rescaled.serve(1000, 20_000) for update in line]
     newest: dict[Any, int] = {}
