@@ -115,6 +115,21 @@ def test_the_layers_below_spark_do_not_load_it() -> None:
     assert not {"pyspark", "py4j", "pandas"} & set(loaded.stdout.split())
 
 
+def test_the_architecture_lists_the_levels() -> None:
+    text = (PACKAGE.parent / "docs" / "concepts" / "architecture.md").read_text()
+    drawn = re.search(r"^```text\n(jobs,.*?)```", text, re.M | re.S)
+    assert drawn is not None
+    levels = [line.split(", ") for line in drawn.group(1).splitlines()]
+    found = {name: len(levels) - number for number, names in enumerate(levels) for name in names}
+    assert found == {name: level for name, level in LEVELS.items() if name != "cli"}
+
+
+@pytest.mark.parametrize("page", ["docs/concepts/architecture.md", "CONTRIBUTING.md"])
+def test_each_package_is_in_the_tables(page: str) -> None:
+    listed = set(re.findall(r"`penstock/(\w+)/`", (PACKAGE.parent / page).read_text()))
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - listed == set()
+
+
 def test_who_plans_and_commits_for_spark_loads_no_compiler(tmp_path: Path) -> None:
     # Spark starts a process for each query of a p-stream, and one for each micro-batch that goes into one.
     program = """
