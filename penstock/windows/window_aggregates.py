@@ -32,9 +32,9 @@ from penstock.windows.finish import Finish, WindowRows
 from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import START, ClosedWindows, WindowLayout
 
-__all__ = ["FOLDED", "Extremes", "NumberingLimits", "WindowAccumulator"]
+__all__ = ["ACCUMULATED_KINDS", "Extremes", "NumberingLimits", "WindowAccumulator"]
 
-FOLDED = frozenset({"count", "sum", "m2", "min", "max"})
+ACCUMULATED_KINDS = frozenset({"count", "sum", "m2", "min", "max"})
 """Kinds of partials of fixed size that do not depend on the order of groups."""
 
 
@@ -149,7 +149,7 @@ class WindowAccumulator:
         `fragments`.
     fragments : Fragments
         The aggregate. Its `group_by` is the window and the group columns. Its `partials` are of kinds in
-        `FOLDED`, and their expressions are columns or ``*``.
+        `ACCUMULATED_KINDS`, and their expressions are columns or ``*``.
     made : pyarrow.Schema
         The output: window starts in microseconds, `group_by`, partials.
     numbering : NumberingLimits

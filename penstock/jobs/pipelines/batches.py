@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Batch", "Totals", "batch_line", "batch_parts", "batch_printer", "fold", "summary_line"]
+__all__ = ["Batch", "Totals", "batch_line", "batch_parts", "batch_printer", "summary_line", "wrap_parts"]
 
 _SILENCE_S = 10.0
 """The silence after which a run reports that it is still starting."""
@@ -184,7 +184,7 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = ()) -> str:
     return ", ".join(parts)
 
 
-def fold(parts: Sequence[str], width: int) -> str:
+def wrap_parts(parts: Sequence[str], width: int) -> str:
     """Join the parts of a batch's line; start a new line after `width` columns of the terminal."""
     lines: list[str] = []
     for part in parts:
@@ -213,7 +213,7 @@ def _line_printer() -> Callable[[Sequence[str]], None]:
     console = Console(stderr=True, highlight=False)
 
     def coloured(parts: Sequence[str]) -> None:
-        text = Text(fold(parts, console.width))
+        text = Text(wrap_parts(parts, console.width))
         text.highlight_regex(r"[0-9][0-9,.]*", "cyan")
         text.highlight_regex(r"(waiting|stale) +[1-9][0-9,.]*", "yellow")
         console.print(text, soft_wrap=True)

@@ -20,7 +20,7 @@ from penstock.spark_ext.graph.windows import (
     SIZE_COLUMN,
     START_COLUMN,
     ByWindow,
-    WindowFold,
+    PartitionAccumulator,
     fragment_packer,
     plan_assembled,
     plan_local_windows,
@@ -147,17 +147,17 @@ def aggregate_by_window(node: Aggregate, node_rows: NodeRows) -> NodeRows:
     results = {name: Expression.parse(text) for name, text in by_window.assembly.aggregates.items()}
     schema = spark_schema(node.schema)
     wanted = as_arrow_of_spark(schema)
-    values = folded = None
+    values = made = None
     if None not in types.values():
         values = pa.schema({START_COLUMN: pa.int64(), SIZE_COLUMN: pa.int64()} | types)
-        folded = as_arrow_of_spark(by_window.folded_type(values))
+        made = as_arrow_of_spark(by_window.accumulated_type(values))
     if (
         values is None
-        or folded is None
-        or any(type_of(expression, folded) != wanted.field(name).type for name, expression in results.items())
+        or made is None
+        or any(type_of(expression, made) != wanted.field(name).type for name, expression in results.items())
     ):
         raise InvalidUsageError("the local engine cannot compute these aggregates of windows", hint=_HINT)
-    fold = WindowFold(values, by_window, folded)
+    accumulate = PartitionAccumulator(values, by_window, made)
 
     def rows(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
         table = node_rows.table(batch)
@@ -166,7 +166,7 @@ def aggregate_by_window(node: Aggregate, node_rows: NodeRows) -> NodeRows:
         start, end = (pc.struct_field(table[WINDOW], part).cast(pa.int64()) for part in ("start", "end"))
         columns = dict(zip(read, project(table, read).columns, strict=True))
         given = pa.table({START_COLUMN: start, SIZE_COLUMN: pc.subtract(end, start)} | columns)
-        for part in fold(given.combine_chunks().to_batches()):
+        for part in accumulate(given.combine_chunks().to_batches()):
             done = pa.Table.from_batches([part])
             computed = dict(zip(results, project(done, results).columns, strict=True)) if results else {}
             ends = pc.add(part.column(PANE), part.column(SIZE_COLUMN))

@@ -209,7 +209,7 @@ class Scanner:
             columns = [_evaluate(value, rows) for value in self._select.values()]
             rows = pa.table(columns, names=list(self._select))
         if self._fragmenter is not None:
-            self._fold(self._fragmenter, rows, None if mask is None else _bytes(mask))
+            self._accumulate(self._fragmenter, rows, None if mask is None else _bytes(mask))
             return None
         if self._latest is not None:
             self._latest.add(_decode_dictionaries(rows))
@@ -237,7 +237,7 @@ class Scanner:
             mask = _bits(made)
         return mask
 
-    def _fold(self, fragmenter: Fragmenter, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
+    def _accumulate(self, fragmenter: Fragmenter, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
         if not rows.num_rows:
             return
         fragmenter.add(

@@ -334,10 +334,10 @@ class Frames:
         windows = self._plan_windows(at, place.buckets)
         rows, schemas = apply_steps(steps, windows.results(place))
         texts = [step_text(step) for step in steps]
-        fold = window_accumulator(node, windows.plan, rows, texts, schemas) if self._ansi else None
-        if fold is None:
+        accumulator = window_accumulator(node, windows.plan, rows, texts, schemas) if self._ansi else None
+        if accumulator is None:
             return aggregate_windows(node, rows)
-        return finish_aggregate(node, windows.fold_windows(place, fold), fold)
+        return finish_aggregate(node, windows.accumulate_windows(place, accumulator), accumulator)
 
     def _read_pushed(self, node: PushedScan) -> DataFrame:
         """Return a scan's output, from the reader or, if the reader's results would differ, from Spark."""

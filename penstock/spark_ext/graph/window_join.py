@@ -283,15 +283,16 @@ def _aggregate(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
     by_window = ByWindow.build(step, wraps=wraps_around(rows.sparkSession))
     rows = _replace_side(rows, side, by_window.values)
     values = as_arrow_of_spark(StructType(_fields(rows, STRUCTS[side])))
-    folded_type = by_window.folded_type(values)
+    accumulated_type = by_window.accumulated_type(values)
     output = StructType(
         [
-            StructField(field.name, folded_type) if field.name == STRUCTS[side] else field
+            StructField(field.name, accumulated_type) if field.name == STRUCTS[side] else field
             for field in rows.schema
         ]
     )
-    fold = _Fold(side, as_arrow_of_spark(rows.schema), values, by_window, as_arrow_of_spark(output))
-    return _replace_side(rows.mapInArrow(fold, output), side, by_window.compute_columns(step))
+    kinds = as_arrow_of_spark(rows.schema), as_arrow_of_spark(output)
+    accumulate = _SideAccumulator(side, kinds[0], values, by_window, kinds[1])
+    return _replace_side(rows.mapInArrow(accumulate, output), side, by_window.compute_columns(step))
 
 
 def _fields(rows: DataFrame, name: str) -> list[StructField]:
@@ -300,8 +301,8 @@ def _fields(rows: DataFrame, name: str) -> list[StructField]:
 
 
 @dataclass(frozen=True)
-class _Fold:
-    """Folds the rows of one side in a partition and passes on all other rows, for ``mapInArrow``."""
+class _SideAccumulator:
+    """Accumulates the rows of one side in a partition and passes on all other rows, for ``mapInArrow``."""
 
     side: int
     rows: pa.Schema
@@ -324,17 +325,17 @@ class _Fold:
             nulls = pa.nulls(other_rows.num_rows, self.output.field(place).type)
             other_columns = [nulls if at == place else column for at, column in enumerate(other_rows.columns)]
             yield pa.RecordBatch.from_arrays(other_columns, schema=self.output)
-        folded = self.by_window.finish(fragmenter.finish())
+        made = self.by_window.finish(fragmenter.finish())
         kind = self.output.field(place).type
         fields = pa.schema([kind.field(number) for number in range(kind.num_fields)])
-        struct = pa.StructArray.from_arrays(cast_to_schema(folded, fields).columns, fields=list(fields))
-        start, size = (folded[name].cast(pa.int64()) for name in (PANE, fragments.group_by[0]))
+        struct = pa.StructArray.from_arrays(cast_to_schema(made, fields).columns, fields=list(fields))
+        start, size = (made[name].cast(pa.int64()) for name in (PANE, fragments.group_by[0]))
         values_by_name = {
-            ROW_SIDE: pa.array(np.full(folded.num_rows, self.side, np.int32)),
+            ROW_SIDE: pa.array(np.full(made.num_rows, self.side, np.int32)),
             END: pc.add(start, size),
         }
         output_columns = [
-            struct if at == place else values_by_name.get(field.name, pa.nulls(folded.num_rows, field.type))
+            struct if at == place else values_by_name.get(field.name, pa.nulls(made.num_rows, field.type))
             for at, field in enumerate(self.output)
         ]
         yield pa.RecordBatch.from_arrays(output_columns, schema=self.output)

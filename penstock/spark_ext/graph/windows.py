@@ -38,14 +38,14 @@ from penstock.spark_ext.worker.window_plan import (
 )
 from penstock.windows.append.sliding import partials_of_windows
 from penstock.windows.finish import Step
-from penstock.windows.window_aggregates import FOLDED, WindowAccumulator
+from penstock.windows.window_aggregates import ACCUMULATED_KINDS, WindowAccumulator
 
 __all__ = [
     "SIZE_COLUMN",
     "START_COLUMN",
     "ByWindow",
     "FragmentPacker",
-    "WindowFold",
+    "PartitionAccumulator",
     "aggregate_windows",
     "finish_aggregate",
     "fragment_packer",
@@ -232,9 +232,9 @@ def aggregate_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     by_window = ByWindow.build(node, wraps=wraps_around(windows.sparkSession))
     rows = windows.select(*by_window.values)
     schema = as_arrow_of_spark(rows.schema)
-    value_schema = by_window.folded_type(schema)
-    fold = WindowFold(schema, by_window, as_arrow_of_spark(value_schema))
-    values = rows.repartition(sf.col(START_COLUMN)).mapInArrow(fold, value_schema)
+    value_schema = by_window.accumulated_type(schema)
+    accumulator = PartitionAccumulator(schema, by_window, as_arrow_of_spark(value_schema))
+    values = rows.repartition(sf.col(START_COLUMN)).mapInArrow(accumulator, value_schema)
     return values.select(*by_window.compute_columns(node))
 
 
@@ -245,7 +245,7 @@ def window_accumulator(
     steps: Sequence[Step],
     schemas: Sequence[StructType],
 ) -> WindowAccumulator | None:
-    """Return the accumulator that folds windows in their buckets; None if only Spark can fold them.
+    """Return the accumulator of windows in their buckets; None if only Spark can aggregate them.
 
     Parameters
     ----------
@@ -261,7 +261,7 @@ def window_accumulator(
         The schema of the windows, and the schema after each projection.
     """
     by_window = ByWindow.build(node, wraps=wraps_around(rows.sparkSession))
-    if not {partial.kind for partial in by_window.fragments.partials} <= FOLDED:
+    if not {partial.kind for partial in by_window.fragments.partials} <= ACCUMULATED_KINDS:
         return None
     read = rows.select(*by_window.read)
     finish = windows.finish([*steps, by_window.projection])
@@ -274,19 +274,19 @@ def window_accumulator(
     )
 
 
-def finish_aggregate(node: Aggregate, values: DataFrame, fold: WindowAccumulator) -> DataFrame:
-    """Return aggregates of windows that each bucket has folded."""
+def finish_aggregate(node: Aggregate, values: DataFrame, accumulator: WindowAccumulator) -> DataFrame:
+    """Return aggregates of windows that each bucket has accumulated."""
     by_window = ByWindow.build(node, wraps=wraps_around(values.sparkSession))
-    empty = pa.RecordBatch.from_pylist([], fold.made)
+    empty = pa.RecordBatch.from_pylist([], accumulator.made)
     schema = by_window.finish(empty).schema
-    merge = _Merge(fold, by_window, schema)
+    merge = _Merge(accumulator, by_window, schema)
     results = values.repartition(sf.col(PANE)).mapInArrow(merge, spark_schema(schema))
     return results.select(*by_window.compute_columns(node))
 
 
 @dataclass(frozen=True)
 class ByWindow:
-    """An aggregate of windows, in three steps: compute values, fold them in Python, compute results.
+    """An aggregate of windows, in three steps: compute values, accumulate them in Python, compute results.
 
     Parameters
     ----------
@@ -320,17 +320,17 @@ class ByWindow:
 
     @property
     def values(self) -> list[Column]:
-        """The columns to fold: `START_COLUMN`, the window's length, and `read`."""
+        """The columns to accumulate: `START_COLUMN`, the window's length, and `read`."""
         start = sf.unix_micros(sf.col(f"{WINDOW}.start"))
         size = sf.unix_micros(sf.col(f"{WINDOW}.end")) - start
         return [start.alias(START_COLUMN), size.alias(SIZE_COLUMN), *self.read]
 
-    def folded_type(self, schema: pa.Schema) -> StructType:
-        """Return the columns of the folded values, given the columns of the values."""
+    def accumulated_type(self, schema: pa.Schema) -> StructType:
+        """Return the columns of the accumulated values, given the columns of the values."""
         return spark_schema(self.finish(row_fragmenter(schema, self.fragments).finish()).schema)
 
     def finish(self, values: pa.RecordBatch) -> pa.RecordBatch:
-        """Return folded values in Spark's types.
+        """Return accumulated values in Spark's types.
 
         Raises
         ------
@@ -342,7 +342,7 @@ class ByWindow:
         return self.assembly.finish(partials, [name for name in partials.schema.names if name in names])
 
     def compute_columns(self, node: Aggregate) -> list[Column]:
-        """Return groups, window and aggregates, computed by Spark from folded values."""
+        """Return groups, window and aggregates, computed by Spark from accumulated values."""
         end = sf.col(PANE) + sf.col(SIZE_COLUMN)
         window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
         columns = {name: sf.col(quote(name)) for name in self.fragments.group_by} | {WINDOW: window}
@@ -351,8 +351,8 @@ class ByWindow:
 
 
 @dataclass(frozen=True)
-class WindowFold:
-    """Folds all rows of a partition, for ``mapInArrow``."""
+class PartitionAccumulator:
+    """Accumulates all rows of a partition, for ``mapInArrow``."""
 
     rows: pa.Schema
     by_window: ByWindow
@@ -369,13 +369,13 @@ class WindowFold:
 
 @dataclass(frozen=True)
 class _Merge:
-    """Merges the folded values of a window from several buckets, for ``mapInArrow``."""
+    """Merges the accumulated values of a window from several buckets, for ``mapInArrow``."""
 
-    fold: WindowAccumulator
+    accumulator: WindowAccumulator
     by_window: ByWindow
     output: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each start and group."""
-        for values in self.fold.combine(cast_to_schema(batch, self.fold.made) for batch in batches):
+        for values in self.accumulator.combine(cast_to_schema(one, self.accumulator.made) for one in batches):
             yield cast_to_schema(self.by_window.finish(values), self.output)

@@ -179,14 +179,14 @@ class WindowPlan(ABC):
         own = has_own_workers(self.layout)
         return place.run(parcels, operator, DESCRIPTORS, schema, waits=False, own_workers=own, into=into)
 
-    def fold_windows(
-        self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowAccumulator
+    def accumulate_windows(
+        self, place: Stateful, parcels: DataFrame, columns: Iterable[str], accumulator: WindowAccumulator
     ) -> DataFrame:
-        """Return the windows folded by the operator; see `results`."""
-        operator = replace(self.operator(columns, place), closing=fold)
+        """Return the windows accumulated by the operator; see `results`."""
+        operator = replace(self.operator(columns, place), closing=accumulator)
         own = has_own_workers(self.layout)
-        schema = spark_schema(fold.made)
-        return place.run(parcels, operator, schema, fold.made, waits=False, own_workers=own)
+        schema = spark_schema(accumulator.made)
+        return place.run(parcels, operator, schema, accumulator.made, waits=False, own_workers=own)
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
         """Return a function that computes results inside the operator; None if only Spark can do so.
@@ -336,9 +336,9 @@ class PlannedWindows:
         """Return the windows, computed by an operator with the name and location `place`."""
         return self.plan.results(place, self.parcels, self.columns)
 
-    def fold_windows(self, place: Stateful, fold: WindowAccumulator) -> DataFrame:
-        """Return the windows folded by the operator."""
-        return self.plan.fold_windows(place, self.parcels, self.columns, fold)
+    def accumulate_windows(self, place: Stateful, accumulator: WindowAccumulator) -> DataFrame:
+        """Return the windows accumulated by the operator."""
+        return self.plan.accumulate_windows(place, self.parcels, self.columns, accumulator)
 
     def write_directly(self, place: Stateful, finish: Finish, into: OperatorRows) -> DataFrame:
         """Return descriptors of the results that the operator writes."""

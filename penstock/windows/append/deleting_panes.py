@@ -26,7 +26,7 @@ from penstock.units import NEVER
 from penstock.windows.append.limits import PaneLimits
 from penstock.windows.append.pane_partials import PanePartials, WindowRanges, empty, sort_order
 from penstock.windows.append.panes import DEFAULT_LIMITS
-from penstock.windows.append.row_folder import RowFolder
+from penstock.windows.append.run_accumulator import RunAccumulator
 from penstock.windows.append.time_panes import TimePanes
 from penstock.windows.layout import ENTRY_PANE, ClosedWindows, DeletingLayout
 
@@ -70,7 +70,7 @@ class DeletingPanes(TimePanes):
     ) -> None:
         super().__init__(layout, finalizes=finalizes, limits=limits)
         self._deletes = layout
-        self._folder = RowFolder(layout.partials, layout.arriving)
+        self._accumulator = RunAccumulator(layout.partials, layout.arriving)
         self._flag = next(one.expression for one in layout.partials if one.name == layout.mark)
         self._waiting = empty(layout.arriving)
         at = layout.arriving.get_field_index(ENTRY_PANE)
@@ -89,14 +89,14 @@ class DeletingPanes(TimePanes):
         return self.watermark
 
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
-        """Add rows, then fold the rows of panes that the watermark has passed."""
+        """Add rows, then accumulate the rows of panes that the watermark has passed."""
         before, held = self.watermark, self._waiting.num_rows
         rows = pa.concat_batches([self._waiting, *arriving])
         self._advance(None if watermark is None else watermark // self._deletes.pane_steps)
         late = self._panes(rows) < (NEVER if before is None else before)
         late[:held] = False
         passed = self._passed(rows)
-        self._fold(rows.take(pa.array(np.flatnonzero(passed & ~late))))
+        self._accumulate(rows.take(pa.array(np.flatnonzero(passed & ~late))))
         left = np.flatnonzero(~passed)
         self._stored = int(np.searchsorted(left, self._stored))
         self._waiting = rows.take(pa.array(left))
@@ -109,8 +109,8 @@ class DeletingPanes(TimePanes):
     def _passed(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         return self._panes(rows) < (NEVER if self.watermark is None else self.watermark)
 
-    def _fold(self, rows: pa.RecordBatch) -> None:
-        """Fold the rows of whole panes, in order of arrival, into partials."""
+    def _accumulate(self, rows: pa.RecordBatch) -> None:
+        """Accumulate the rows of whole panes, in order of arrival, into partials."""
         if not rows.num_rows:
             return
         groups = [rows.column(name) for name in self._deletes.groups.names]
@@ -135,7 +135,7 @@ class DeletingPanes(TimePanes):
         rows = rows.set_column(place, rows.schema.field(place), told).filter(pa.array(kept))
         starts = np.zeros(len(ids), np.bool_)
         starts[first] = True
-        values = self._folder.fold(rows, starts[kept])
+        values = self._accumulator.accumulate(rows, starts[kept])
         self._add([PanePartials(ids[begins], panes[begins], values)])
 
     def live_groups(self) -> npt.NDArray[np.bool_]:

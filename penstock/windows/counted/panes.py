@@ -25,7 +25,7 @@ from penstock.state_store.keys.key_index import grow
 from penstock.windows.append.limits import PaneLimits
 from penstock.windows.append.pane_partials import PanePartials, WindowRanges, empty, sort_order
 from penstock.windows.append.panes import DEFAULT_LIMITS, Panes
-from penstock.windows.append.row_folder import RowFolder
+from penstock.windows.append.run_accumulator import RunAccumulator
 from penstock.windows.layout import ENTRY_PANE, RowLayout
 
 __all__ = ["CountPanes"]
@@ -54,7 +54,7 @@ class CountPanes(Panes):
     ) -> None:
         super().__init__(layout, finalizes=finalizes, limits=limits)
         self._rows = layout
-        self._folder = RowFolder(layout.partials, layout.arriving)
+        self._accumulator = RunAccumulator(layout.partials, layout.arriving)
         self._waiting = empty(layout.arriving)
         at = layout.arriving.get_field_index(ENTRY_PANE)
         time = layout.arriving.field(at).with_nullable(False)
@@ -104,7 +104,7 @@ class CountPanes(Panes):
         return np.zeros(len(times), np.bool_) if self.watermark is None else times <= self.watermark
 
     def _number_rows(self, rows: pa.RecordBatch) -> None:
-        """Assign numbers to rows, and fold rows into entries of panes."""
+        """Assign numbers to rows, and accumulate rows into entries of panes."""
         if not rows.num_rows:
             return
         times = rows.column(ENTRY_PANE).to_numpy()
@@ -121,7 +121,7 @@ class CountPanes(Panes):
         self._changed[ids[begins]] = True
         panes = numbers // self._rows.pane_rows
         starts = (np.diff(ids, prepend=-1) != 0) | (np.diff(panes, prepend=-1) != 0)
-        values = self._folder.fold(rows.take(pa.array(order)), starts)
+        values = self._accumulator.accumulate(rows.take(pa.array(order)), starts)
         self._add([PanePartials(ids[starts], panes[starts], values)])
 
     def _make_room(self) -> None:

@@ -34,7 +34,7 @@ WINDOW = pa.struct([("start", INSTANT), ("end", INSTANT)])
 GROUPS = pa.schema([("house", pa.string()), ("plug", pa.int32())])
 PARTIALS = (Partial("count", "*", "rows"), Partial("max", "x", "top"), Partial("sum", "n", "total"))
 LAYOUT = WindowLayout(WindowSpec(4, 1), GROUPS, PARTIALS, (pa.int64(), pa.float64(), pa.int64()), {}, "rows")
-FOLD = (
+WINDOW_PARTIALS = (
     Partial("count", "*", "windows"),
     Partial("count", "top", "tops"),
     Partial("sum", "rows", "rows"),
@@ -91,7 +91,9 @@ def parts_of(rows: list[Row], cuts: list[int]) -> list[list[Row]]:
     return [rows[a:b] for a, b in pairwise(bounds)]
 
 
-def fold(groups: tuple[str, ...], *steps: Any, read: dict[str, str] | None = None) -> WindowAccumulator:
+def make_accumulator(
+    groups: tuple[str, ...], *steps: Any, read: dict[str, str] | None = None
+) -> WindowAccumulator:
     """Return an accumulator of windows by groups, which `steps` may compute."""
     output = pa.schema([*GROUPS, ("window", WINDOW), *((f.name, f.type) for f in LAYOUT.values)])
     names = {one.name: one.name for one in PARTIALS}
@@ -101,8 +103,8 @@ def fold(groups: tuple[str, ...], *steps: Any, read: dict[str, str] | None = Non
     types = {"house": pa.string(), "plug": pa.int32(), "other": pa.int32()}
     made = [(PANE, pa.int64()), ("size", pa.int64()), *((name, types[name]) for name in groups)]
     kinds = [*[pa.int64()] * 5, *[pa.float64()] * 3]
-    made += [(one.name, kind) for one, kind in zip(FOLD, kinds, strict=True)]
-    fragments = Fragments(1, "start", "us", ("size", *groups), FOLD)
+    made += [(one.name, kind) for one, kind in zip(WINDOW_PARTIALS, kinds, strict=True)]
+    fragments = Fragments(1, "start", "us", ("size", *groups), WINDOW_PARTIALS)
     return WindowAccumulator(finish, fragments, pa.schema(made))
 
 
@@ -124,7 +126,7 @@ def least(values: list[float]) -> float:
 
 
 def aggregated(rows: list[Row], groups: tuple[str, ...]) -> dict[Any, Any]:
-    """Return the aggregates of `FOLD` by brute force."""
+    """Return the aggregates of `WINDOW_PARTIALS` by brute force."""
     apart = defaultdict(list)
     for row in rows:
         apart[row.start, *(getattr(row, name) for name in groups)].append(row)
@@ -155,7 +157,7 @@ def read_back(batches: list[pa.RecordBatch], groups: tuple[str, ...]) -> dict[An
             key = (start, *(row[name] for name in groups))
             assert key not in found
             floats = (round(row["m2"], 6), same(row["low"]), same(row["high"]))
-            found[key] = (*(row[one.name] for one in FOLD[:5]), *floats)
+            found[key] = (*(row[one.name] for one in WINDOW_PARTIALS[:5]), *floats)
     return found
 
 
@@ -163,7 +165,7 @@ def read_back(batches: list[pa.RecordBatch], groups: tuple[str, ...]) -> dict[An
 @pytest.mark.parametrize("wide", [0, 4], ids=["by sorting", "by place"])
 @given(buckets=st.lists(st.tuples(ROWS, CUTS), min_size=1, max_size=2))
 def test_a_fold_is_that_of_all_windows(groups: tuple[str, ...], wide: int, buckets: Any) -> None:
-    made = replace(fold(groups), numbering=NumberingLimits(256 * wide, wide))
+    made = replace(make_accumulator(groups), numbering=NumberingLimits(256 * wide, wide))
     parts = [made.collect([made(closed(part)) for part in parts_of(rows, cuts)]) for rows, cuts in buckets]
     for (rows, _), batches in zip(buckets, parts, strict=True):
         assert read_back(batches, groups) == aggregated(rows, groups)
@@ -176,7 +178,7 @@ def test_a_fold_is_that_of_all_windows(groups: tuple[str, ...], wide: int, bucke
 def test_a_fold_sees_what_steps_have_made(rows: list[Row], cuts: list[int]) -> None:
     names = {one.name: one.name for one in PARTIALS}
     steps = ("rows > 1", {"other": "plug + 1", "same": "house", **names}, "other < 3")
-    made = fold(("other",), *steps, read={"other": "other", **names})
+    made = make_accumulator(("other",), *steps, read={"other": "other", **names})
     batches = made.collect([made(closed(part)) for part in parts_of(rows, cuts)])
     kept = [
         row._replace(plug=row.plug + 1)
@@ -194,7 +196,7 @@ def test_a_fold_has_the_groups_of_what_is_left(
 ) -> None:
     # The second step makes a column of the name of a group, where that is what is asked for.
     names = {name: name for name in ("house", *(one.name for one in PARTIALS))}
-    made = fold(groups, "rows > 1", {"plug": "plug + 1", **names})
+    made = make_accumulator(groups, "rows > 1", {"plug": "plug + 1", **names})
     batches = made.collect([made(closed(part)) for part in parts_of(rows, cuts)])
     kept = [row._replace(plug=None if row.plug is None else row.plug + 1) for row in rows if row.rows > 1]
     assert read_back(batches, groups) == aggregated(kept, groups)

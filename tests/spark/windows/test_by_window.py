@@ -122,8 +122,8 @@ def plan_of(frame: DataFrame) -> str:
 CASES: dict[str, tuple[Any, str, str]] = {
     "folded": (folded, FOLDED, "_Merge"),
     "over all": (over_all, OVER_ALL, "_Merge"),
-    "by Spark": (by_spark, BY_SPARK, "WindowFold"),
-    "of sets": (of_sets, OF_SETS, "WindowFold"),
+    "by Spark": (by_spark, BY_SPARK, "PartitionAccumulator"),
+    "of sets": (of_sets, OF_SETS, "PartitionAccumulator"),
     "dearest": (dearest, DEAREST, "_Match"),
     "fewest": (fewest, MIN_BIDS, "_Match"),
 }

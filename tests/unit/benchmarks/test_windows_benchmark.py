@@ -57,7 +57,7 @@ def test_tables_that_were_printed_are_read(capsys: pytest.CaptureFixture[str]) -
         (
             [
                 "EntryPacker.pack (penstock/spark_ext/border/window_packing.py:83)",
-                "Scanner._fold (penstock/operators/scan/scanner.py:232)",
+                "Scanner._accumulate (penstock/operators/scan/scanner.py:232)",
                 "Fragmenter.add (penstock/operators/scan/fragments/fragmenter.py:116)",
                 "wrapper (pyarrow/compute.py:272)",
             ],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.jobs.pipelines.batches import Batch, Totals, batch_line, batch_printer, fold, summary_line
+from penstock.jobs.pipelines.batches import Batch, Totals, batch_line, batch_printer, summary_line, wrap_parts
 
 BUSY = Batch(
     number=123_456,
@@ -76,9 +76,9 @@ def test_a_pipe_gets_one_plain_line_for_each_batch_and_one_that_says_what_stale_
 
 
 def test_a_part_that_is_wider_than_the_terminal_has_a_line_of_its_own() -> None:
-    assert fold(["ab", "c" * 9, "de"], 8) == "ab\n    " + "c" * 9 + "\n    de"
-    assert fold(["ab", "cd"], 6) == "ab  cd"
-    assert fold(["ab", "cd"], 5) == "ab\n    cd"
+    assert wrap_parts(["ab", "c" * 9, "de"], 8) == "ab\n    " + "c" * 9 + "\n    de"
+    assert wrap_parts(["ab", "cd"], 6) == "ab  cd"
+    assert wrap_parts(["ab", "cd"], 5) == "ab\n    cd"
 
 
 IDLE = replace(QUIET, rows_in=0, emitted=0)

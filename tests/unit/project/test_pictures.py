@@ -29,7 +29,7 @@ from penstock.conf.pipeline import load_document
 from penstock.jobs.dashboard.dashboard import Dashboard
 from penstock.jobs.local.pipeline import Places, _output, open_pipeline
 from penstock.jobs.local.run import _batch, _MetricsFile
-from penstock.jobs.pipelines.batches import batch_parts, fold
+from penstock.jobs.pipelines.batches import batch_parts, wrap_parts
 from penstock.local_engine.query import LocalBatch
 from tests.servers.browser import CHROMIUM, Page, open_page
 
@@ -150,7 +150,7 @@ class Market:
 
     def _note(self, done: LocalBatch) -> None:
         self._metrics.write(done)
-        self.lines.append(fold(batch_parts(_batch(done)), WIDTH))
+        self.lines.append(wrap_parts(batch_parts(_batch(done)), WIDTH))
 
 
 def draw_terminal(file: Path, command: str, output: str) -> None:

@@ -1,4 +1,4 @@
-"""Fold the rows of a pane and group into partials, inside a bucket."""
+"""Accumulate the rows of a pane and group into partials, inside a bucket."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pyarrow as pa
 from penstock.operators.scan.fragments import Fragmenter
 from penstock.operators.scan.spec import Fragments, Partial
 
-__all__ = ["RowFolder"]
+__all__ = ["RunAccumulator"]
 
 _RUN = "run"
 
 
-class RowFolder:
-    """Folds runs of rows. One task at a time uses it.
+class RunAccumulator:
+    """Accumulates runs of rows. One task at a time uses it.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class RowFolder:
             Fragments(1, _RUN, "ms", (), self._partials), {_RUN: pa.int64(), **types}
         )
 
-    def fold(self, rows: pa.RecordBatch, starts: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+    def accumulate(self, rows: pa.RecordBatch, starts: npt.NDArray[np.bool_]) -> pa.RecordBatch:
         """Return the partials of each run; `starts` marks the first row of each run."""
         columns = [
             None if partial.expression == "*" else rows.column(partial.expression)
