@@ -80,7 +80,8 @@ def _cases(options: Options, seed: int = 1) -> Iterator[Case]:
         designed, tested = _traces(name, options.transactions, seed)
         for number in options.partitions:
             workload = encode(WORKLOADS[name], designed, number)
-            test = encode(WORKLOADS[name], tested, number, workload.named_options)
+            table_options = dict(zip(workload.names, workload.options, strict=True))
+            test = encode(WORKLOADS[name], tested, number, table_options)
             yield Case(name, number, CostModel(workload), CostModel(test))
 
 

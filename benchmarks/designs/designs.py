@@ -104,7 +104,8 @@ def report(count: int, partitions: Sequence[int], seconds: float, names: Sequenc
         for number in partitions:
             workload = encode(WORKLOADS[name], design_trace, number)
             model = CostModel(workload)
-            test = CostModel(encode(WORKLOADS[name], test_trace, number, workload.named_options))
+            options = dict(zip(workload.names, workload.options, strict=True))
+            test = CostModel(encode(WORKLOADS[name], test_trace, number, options))
             found = search(model, limits=Limits(seconds=seconds))
             for algorithm, choice in designs_of(model, found.choice).items():
                 cost = test.measure(choice)

@@ -26,7 +26,7 @@ from penstock.designing.traces.trace import (
     find_program,
 )
 from penstock.errors import InvalidUsageError
-from penstock.procedures.analysis.routing import attributes_of
+from penstock.procedures.analysis.routing import attribute_of
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
@@ -214,7 +214,10 @@ def _routes_of(program: Any, events: pa.RecordBatch) -> dict[str, tuple[Numbers,
     With them comes whether they are there.
     """
     accesses = program.accesses if isinstance(program, Program) else ()
-    keys = [[name for name in attributes_of(program, access) if name is not None] for access in accesses]
+    keys = [
+        [name for origin in access.origins if (name := attribute_of(program, origin)) is not None]
+        for access in accesses
+    ]
     columns = {column.name: column for column in program.event}
     routes = {
         name: (

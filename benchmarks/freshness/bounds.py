@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.freshness.simulated_keys import simulate_keys
 from benchmarks.harness import machine, run_over_loads
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.simulation import UNIT_US, draw_arrivals, zipf_weights
-from penstock.operators.simulation.keys import simulate_keys
 from penstock.operators.simulation.optimum import find_optimum, lower_bound, wait_a_unit
 from penstock.operators.simulation.traces import Floats
 

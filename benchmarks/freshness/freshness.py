@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.freshness.simulated_keys import simulate_keys
 from benchmarks.harness import machine, pyplot, save
 from penstock.market import NYSE_SKEW, NYSE_SYMBOLS
 from penstock.operators.scheduling.policy import Policy
@@ -29,7 +30,6 @@ from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.scheduling.schedulers.freshest_scheduler import FreshestScheduler
 from penstock.operators.scheduling.weights import ONE
 from penstock.operators.simulation import UNIT_US, draw_arrivals, zipf_weights
-from penstock.operators.simulation.keys import simulate_keys
 from penstock.operators.simulation.optimum import MAX_STATES, count_states, find_optimum, lower_bound
 from penstock.operators.simulation.policies import RANDOM
 from penstock.operators.simulation.random_order import RandomScheduler

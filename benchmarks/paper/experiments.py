@@ -19,27 +19,30 @@ from benchmarks.paper.scale import Runner, Scale, in_turn
 from benchmarks.paper.window_experiments import figure_12, figure_13, figure_14
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.simulation.server import append_stream, simulate, update_stream
+from penstock.operators.simulation.draws import draws
+from penstock.operators.simulation.server import simulate, update_stream
 from penstock.operators.simulation.traces import (
     UNIT_US,
     Floats,
     Trace,
     draw_arrivals,
-    make_steady_arrivals,
     zipf_weights,
 )
+from penstock.operators.update_stream.stream import UpdateStream
 
 __all__ = [
     "EXPERIMENTS",
     "Experiment",
     "Runner",
     "Scale",
+    "append_stream",
     "figure_5",
     "figure_7",
     "figure_9",
     "figure_16",
     "figure_17",
     "in_turn",
+    "make_steady_arrivals",
 ]
 
 APPEND, SHEDDING, FIFO, IN_PLACE = "AQ", "AQ-RLS", "UQ-FIFO", "UQ-INPLACE"
@@ -51,6 +54,34 @@ _KEYS_16 = 100
 _SERVED_PER_S_16 = 10
 _PAGE_ROWS_16 = 4
 """Locations in a page. 100 keys are few, so pages must be small for any of them ever to be empty."""
+
+
+def append_stream() -> UpdateStream:
+    """Return a stream with an arrival column, so that tuples of several times can be enqueued at once."""
+    arrived = ("arrived", pa.timestamp("us"))
+    schema = pa.schema([("key", pa.int64()), ("time", pa.int64()), arrived])
+    return UpdateStream(schema, ("key",), "time", arrival="arrived")
+
+
+def make_steady_arrivals(rates: Floats, duration: float, *, seed: int, jitter: float = 0.5) -> Trace:
+    """Return arrivals of keys that update at different rates.
+
+    The time between two updates of key i is ``1 / rates[i]``, varied uniformly by up to the fraction
+    `jitter`, so that keys do not stay in step.
+    """
+    times, keys = [], []
+    for key, rate in enumerate(rates):
+        count = int(duration * float(rate) / (1 - jitter)) + 2
+        random = draws(seed * 1_000_003 + key, 0, count)
+        gaps = (1 + jitter * (2 * random - 1)) / rate
+        gaps[0] = random[0] / rate
+        own = np.rint(np.cumsum(gaps) * UNIT_US).astype(np.int64)
+        own = own[own < duration * UNIT_US]
+        times.append(own)
+        keys.append(np.full(len(own), key, np.int64))
+    together = np.concatenate(times)
+    order = np.argsort(together, kind="stable")
+    return Trace(together[order], np.concatenate(keys)[order], int(duration * UNIT_US))
 
 
 class _LoadCase(NamedTuple):

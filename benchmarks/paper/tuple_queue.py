@@ -14,22 +14,25 @@ from penstock.operators.update_stream.stream import Integers
 from penstock.windows.update import transitions, zones
 from penstock.windows.update.queue import WindowQueue
 from penstock.windows.update.results import ServedWindows
-from penstock.windows.update.transitions import IDLE, _end, _first_needed, _is_avail, _pop_ready
+from penstock.windows.update.transitions import IDLE, _end, _first_needed, _pop_ready
 from penstock.windows.update.zones import (
+    BLOCK_ROWS,
     CLOSED,
     COMMITTED,
     DF,
+    DQ,
     FIRST,
     FOREVER,
     MARK,
     NEVER,
+    NEXT,
     NONE,
+    NQ,
     PANE,
     READY_HEAD,
     SERVICE,
     State,
     free_head,
-    successor,
 )
 
 __all__ = ["MarkedTuple", "TupleWindowQueue"]
@@ -71,6 +74,18 @@ class MarkedTuple:
 
 
 @kernel
+def _successor(location: int, state: State) -> int:
+    """Return the location of the key's next tuple; NONE after the last tuple."""
+    _, _, registers, blocks, _, _ = state
+    rows = registers[BLOCK_ROWS]
+    block = location // rows
+    if location + 1 < block * rows + blocks[block, NQ]:
+        return location + 1
+    block = blocks[block, NEXT]
+    return block * rows + blocks[block, DQ] if block >= 0 else NONE
+
+
+@kernel
 def _free_served(k: int, state: State) -> None:
     """Free the key's tuples that were served and that no later window needs."""
     key_rows, _, _, _, slots, _ = state
@@ -93,13 +108,13 @@ def hand_over(out: Integers, state: State) -> bool:
         k = registers[READY_HEAD]
         complete = key_rows[k, COMMITTED] <= key_rows[k, CLOSED]
         out[0] = k
-        if _is_avail(k, state):
+        if key_rows[k, DF] >= 0:  # isAvail: the committed window has a tuple that was not served
             at, end = key_rows[k, DF], _end(key_rows[k, COMMITTED], state)
             out[1] = at
             out[2] = slots[at, PANE]
             out[3] = end - slots[at, PANE] if key_rows[k, FIRST] else slots[at, MARK]
             key_rows[k, FIRST] = 0
-            following = successor(at, state)
+            following = _successor(at, state)
             if following >= 0 and slots[following, PANE] >= end:
                 following = NONE
             key_rows[k, DF] = following

@@ -142,11 +142,6 @@ class Workload:
         """The names of the tables."""
         return tuple(self.trace.tables[place].name for place in self.tables)
 
-    @property
-    def named_options(self) -> dict[str, tuple[TableOption, ...]]:
-        """The options of each table by its name."""
-        return dict(zip(self.names, self.options, strict=True))
-
     @staticmethod
     def encode(
         trace: Trace,

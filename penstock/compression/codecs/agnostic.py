@@ -168,6 +168,7 @@ class Pcodec(Framed):
         return out
 
 
+# The chooser does not offer snappy. It stays because the block format promises it, and cascades may name it.
 register(Library(11, "snappy", "snappy"))
 register(Library(12, "lz4", "lz4_raw"))
 register(Zstandard(13, "zstd", "zstd", 1))

@@ -163,8 +163,9 @@ def _ends_of(widths: Ints, count: int, widest: int, size_bytes: int) -> npt.NDAr
 class WordNullSuppression(Codec):
     """Keeps each sub-block in the narrowest words of 0, 8, 16, 32 or 64 bits that hold its values.
 
-    Child: the size of a word in each sub-block, in bytes. This codec is for readers that need whole words;
-    `NullSuppression` makes smaller streams.
+    Child: the size of a word in each sub-block, in bytes. `NullSuppression` makes smaller streams, so the
+    chooser does not offer this codec. It stays because the block format promises it, and cascades may name
+    it.
     """
 
     number = 3

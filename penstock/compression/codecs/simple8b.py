@@ -1,4 +1,8 @@
-"""Simple-8b: words of 64 bits, each a selector of 4 bits and as many values as fit (Scabbard Table 2)."""
+"""Simple-8b: words of 64 bits, each a selector of 4 bits and as many values as fit (Scabbard Table 2).
+
+The chooser does not offer this codec. It stays because the block format promises it, and cascades may
+name it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Variable byte: 7 bits of a value per byte; the eighth is set if more bytes follow (Scabbard Table 2)."""
+"""Variable byte: 7 bits of a value per byte; the eighth is set if more bytes follow (Scabbard Table 2).
+
+The chooser does not offer this codec. It stays because the block format promises it, and cascades may
+name it.
+"""
 
 from __future__ import annotations
 

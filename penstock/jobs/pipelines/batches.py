@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Batch", "Totals", "batch_line", "batch_parts", "batch_printer", "summary_line", "wrap_parts"]
+__all__ = ["Batch", "Totals", "batch_parts", "batch_printer", "summary_line", "wrap_parts"]
 
 _SILENCE_S = 10.0
 """The silence after which a run reports that it is still starting."""
@@ -141,11 +141,6 @@ def batch_parts(batch: Batch) -> list[str]:
     if batch.staleness_p95_ms:
         parts.append(f"stale {_time(batch.staleness_ms)}, p95 {_time(batch.staleness_p95_ms)}")
     return [*parts, f"took {_time(batch.duration_ms)}"]
-
-
-def batch_line(batch: Batch) -> str:
-    """Return a summary line of a batch."""
-    return "  ".join(batch_parts(batch))
 
 
 def _time(ms: float) -> str:

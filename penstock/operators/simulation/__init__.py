@@ -1,12 +1,11 @@
 """Queues under a simulated clock: one server, a fixed cost per tuple."""
 
 from penstock.operators.simulation.policies import compare_policies
-from penstock.operators.simulation.server import Outcome, Queue, append_stream, simulate, update_stream
+from penstock.operators.simulation.server import Outcome, Queue, simulate, update_stream
 from penstock.operators.simulation.traces import (
     UNIT_US,
     Trace,
     draw_arrivals,
-    make_steady_arrivals,
     zipf_weights,
 )
 
@@ -15,10 +14,8 @@ __all__ = [
     "Outcome",
     "Queue",
     "Trace",
-    "append_stream",
     "compare_policies",
     "draw_arrivals",
-    "make_steady_arrivals",
     "simulate",
     "update_stream",
     "zipf_weights",

@@ -15,7 +15,7 @@ from penstock.operators.simulation.traces import UNIT_US, Trace
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import Integers, UpdateStream
 
-__all__ = ["Outcome", "Queue", "append_stream", "simulate", "update_stream"]
+__all__ = ["Outcome", "Queue", "simulate", "update_stream"]
 
 
 class Queue(Protocol):
@@ -70,13 +70,6 @@ class Outcome:
 def update_stream() -> UpdateStream:
     """Return a stream without an arrival column: tuples arrive when they are enqueued."""
     return UpdateStream(pa.schema([("key", pa.int64()), ("time", pa.int64())]), ("key",), "time")
-
-
-def append_stream() -> UpdateStream:
-    """Return a stream with an arrival column, so that tuples of several times can be enqueued at once."""
-    arrived = ("arrived", pa.timestamp("us"))
-    schema = pa.schema([("key", pa.int64()), ("time", pa.int64()), arrived])
-    return UpdateStream(schema, ("key",), "time", arrival="arrived")
 
 
 def simulate(

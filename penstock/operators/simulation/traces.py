@@ -10,7 +10,7 @@ import numpy.typing as npt
 from penstock.operators.simulation.draws import draws
 from penstock.operators.update_stream.stream import Integers
 
-__all__ = ["UNIT_US", "Floats", "Trace", "draw_arrivals", "make_steady_arrivals", "zipf_weights"]
+__all__ = ["UNIT_US", "Floats", "Trace", "draw_arrivals", "zipf_weights"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,27 +48,6 @@ def draw_arrivals(weights: Floats, rate: float, duration: float, *, seed: int) -
     keys = np.searchsorted(cumulative, draws(seed, 0, count), side="right")
     times = np.rint(np.arange(count) * (UNIT_US / rate))
     return Trace(times.astype(np.int64), keys.astype(np.int64), int(duration * UNIT_US))
-
-
-def make_steady_arrivals(rates: Floats, duration: float, *, seed: int, jitter: float = 0.5) -> Trace:
-    """Return arrivals of keys that update at different rates.
-
-    The time between two updates of key i is ``1 / rates[i]``, varied uniformly by up to the fraction
-    `jitter`, so that keys do not stay in step.
-    """
-    times, keys = [], []
-    for key, rate in enumerate(rates):
-        count = int(duration * float(rate) / (1 - jitter)) + 2
-        random = draws(seed * 1_000_003 + key, 0, count)
-        gaps = (1 + jitter * (2 * random - 1)) / rate
-        gaps[0] = random[0] / rate
-        own = np.rint(np.cumsum(gaps) * UNIT_US).astype(np.int64)
-        own = own[own < duration * UNIT_US]
-        times.append(own)
-        keys.append(np.full(len(own), key, np.int64))
-    together = np.concatenate(times)
-    order = np.argsort(together, kind="stable")
-    return Trace(together[order], np.concatenate(keys)[order], int(duration * UNIT_US))
 
 
 def zipf_weights(keys: int, theta: float) -> Floats:

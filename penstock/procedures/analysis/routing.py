@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.procedures.compiler.program import PlainProgram, Program
-from penstock.procedures.compiler.values import Access, Origin
+from penstock.procedures.compiler.values import Origin
 
-__all__ = ["attribute_of", "attributes_of", "routing_attribute", "routing_obstacle"]
+__all__ = ["attribute_of", "routing_attribute", "routing_obstacle"]
 
 
 def routing_attribute(program: Program | PlainProgram) -> str | None:
@@ -28,11 +28,6 @@ def _attributes(program: Program) -> set[str]:
             if attribute is not None:
                 attributes.add(attribute)
     return attributes
-
-
-def attributes_of(program: Program, access: Access) -> tuple[str | None, ...]:
-    """Return, for each key column of an access, the event attribute that supplies its value, or None."""
-    return tuple(attribute_of(program, origin) for origin in access.origins)
 
 
 def attribute_of(program: Program, origin: Origin | None) -> str | None:

@@ -6,8 +6,7 @@ a window that ends there or earlier is *complete*. When it is a key's turn, the 
 with which the key waits: this window is served to its end, even if newer windows of the key arrive.
 
 Some names are the paper's. `_mru_l` and `_mru_e` are the two rules for the most recent window;
-`_is_update`, `_do_promote` and `_is_avail` are the conditions of the graph. `penstock.windows.update.queue`
-draws the graph.
+`_is_update` and `_do_promote` are conditions of the graph, which `penstock.windows.update.queue` draws.
 """
 
 from __future__ import annotations
@@ -105,13 +104,6 @@ def _do_promote(k: int, state: State) -> bool:
     """Return whether a key becomes READY once its committed window gets a tuple or is complete."""
     key_rows, _, _, _, _, _ = state
     return key_rows[k, SERVICE] == IDLE
-
-
-@kernel
-def _is_avail(k: int, state: State) -> bool:
-    """Return whether the committed window has a tuple that was not served."""
-    key_rows, _, _, _, _, _ = state
-    return key_rows[k, DF] >= 0
 
 
 @kernel

@@ -38,7 +38,6 @@ __all__ = [
     "free_head",
     "free_tail",
     "list_slots",
-    "successor",
 ]
 
 State = tuple[Integers, Integers, Integers, Integers, Integers, Integers]
@@ -181,18 +180,6 @@ def free_tail(k: int, limit: int, state: State) -> None:
             _release(k, block, state)
         else:
             key_rows[k, ET] = location - 1
-
-
-@kernel
-def successor(location: int, state: State) -> int:
-    """Return the location of the key's next tuple; NONE after the last tuple."""
-    _, _, registers, blocks, _, _ = state
-    rows = registers[BLOCK_ROWS]
-    block = location // rows
-    if location + 1 < block * rows + blocks[block, NQ]:
-        return location + 1
-    block = blocks[block, NEXT]
-    return block * rows + blocks[block, DQ] if block >= 0 else NONE
 
 
 @kernel

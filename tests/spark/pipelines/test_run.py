@@ -32,7 +32,7 @@ from penstock.conf.pipeline import Pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
 from penstock.jobs.cluster.archive import RUN_SCRIPT, pack_pipeline
 from penstock.jobs.cluster.shared_places import hosts_without
-from penstock.jobs.pipelines.batches import batch_line, summary_line
+from penstock.jobs.pipelines.batches import batch_parts, summary_line
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.jobs.pipelines.sinks import pack_values
 from penstock.market import Market
@@ -393,7 +393,7 @@ def test_records_that_cannot_be_read_are_counted(
     assert totals.bad_records == sum(batch.bad_records for batch in batches) == 2
     # Of the record with one field of another type the others are kept.
     assert totals.emitted == emitted + (kind == "csv" and on_error == "keep")
-    assert "bad records 2" in batch_line(batches[0])
+    assert "bad records 2" in batch_parts(batches[0])
     assert summary_line(totals).endswith("2 bad records")
 
     def told() -> int:

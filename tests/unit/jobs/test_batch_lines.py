@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.jobs.pipelines.batches import Batch, Totals, batch_line, batch_printer, summary_line, wrap_parts
+from penstock.jobs.pipelines.batches import (
+    Batch,
+    Totals,
+    batch_parts,
+    batch_printer,
+    summary_line,
+    wrap_parts,
+)
 
 BUSY = Batch(
     number=123_456,
@@ -29,6 +36,10 @@ BUSY = Batch(
     bad_records=89,
 )
 QUIET = Batch(number=1, rows_in=3, emitted=2, conflated=0, late=0, dropped=0, waiting_keys=0, duration_ms=40)
+
+
+def batch_line(batch: Batch) -> str:
+    return "  ".join(batch_parts(batch))
 
 
 def test_a_terminal_of_80_columns_gets_whole_parts_on_lines_that_fit(

@@ -14,16 +14,14 @@ import pytest
 
 from benchmarks.paper import figures
 from benchmarks.paper.append_queue import AppendQueue
-from benchmarks.paper.experiments import EXPERIMENTS
+from benchmarks.paper.experiments import EXPERIMENTS, append_stream, make_steady_arrivals
 from benchmarks.paper.scale import Scale, in_turn
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.simulation import (
     UNIT_US,
-    append_stream,
     draw_arrivals,
-    make_steady_arrivals,
     simulate,
     update_stream,
     zipf_weights,

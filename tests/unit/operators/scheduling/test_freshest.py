@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.freshness import index_rules
+from benchmarks.freshness.simulated_keys import simulate_keys
 from penstock.checkpointing.fields import Fields
 from penstock.errors import InternalError
 from penstock.operators.queues.update_queue import UpdateQueue
@@ -18,7 +19,6 @@ from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.scheduling.schedulers.freshest_scheduler import FreshestScheduler
 from penstock.operators.scheduling.weights import ONE
 from penstock.operators.simulation import UNIT_US, draw_arrivals, simulate, update_stream, zipf_weights
-from penstock.operators.simulation.keys import simulate_keys
 from penstock.operators.simulation.optimum import find_optimum, lower_bound
 from tests.oracles.naive import Update
 from tests.samples.streams import STREAM, enqueue, queue_content, served_of, through_bytes

@@ -195,7 +195,7 @@ def test_the_cost_is_that_of_a_run_or_of_all_partitions() -> None:
     for compress in (True, False):
         workload = Workload.encode(trace, partitions, 2, compress=compress)
         model = CostModel(workload)
-        options = workload.named_options
+        options = dict(zip(workload.names, workload.options, strict=True))
         columns = {"shops": "shop", "stock": "depot"}
         choice = np.array([options[name].index(TableOption(one)) for name, one in columns.items()])
         for route, is_routed in ((0, False), (2, True)):
