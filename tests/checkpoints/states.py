@@ -118,8 +118,8 @@ class RowState:
         return PUnit(kind, {}, blocks)
 
 
-class AtOnce(Executor):
-    """Does everything at once."""
+class InlineExecutor(Executor):
+    """Run each function at once, in the calling thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -29,7 +29,7 @@ from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
-from tests.checkpoints.states import AtOnce
+from tests.checkpoints.states import InlineExecutor
 from tests.long_tests import long_but
 from tests.oracles.naive import Update
 from tests.oracles.naive_join import Tuple
@@ -66,7 +66,7 @@ class FullDisk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
     """Give a disk, and workers that write snapshots before a commit returns."""
-    monkeypatch.setattr(bucket_task, "_background", AtOnce)
+    monkeypatch.setattr(bucket_task, "_background", InlineExecutor)
     monkeypatch.setattr(_durable, "sync_everything", lambda: None)
     yield FullDisk(monkeypatch)
 

@@ -37,7 +37,7 @@ from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel, TaskShare
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 from penstock.state_store.cache import StateCache
-from tests.checkpoints.states import AtOnce, DictState
+from tests.checkpoints.states import DictState, InlineExecutor
 
 __all__ = ["Engine", "Killed", "stroll"]
 
@@ -229,7 +229,7 @@ def stroll(
         return made
 
     patch.setattr(obstore, "put", put_or_die)
-    patch.setattr(bucket_task, "_background", AtOnce)
+    patch.setattr(bucket_task, "_background", InlineExecutor)
     with tracing(lambda event: events.append(json.loads(json.dumps(event)))):
         PStream(f"{data}/source", SCHEMA)
         down = True

@@ -367,8 +367,8 @@ class World:
             self.check_recovery()
         self.finish()
 
-    def settle(self) -> None:
-        """Let things happen until nothing can."""
+    def run_until_idle(self) -> None:
+        """Run actions until none is possible."""
         self.recover()
         while self.actions():
             for source in self.rows:
@@ -392,17 +392,17 @@ class World:
     def check_recovery(self) -> None:
         """Assert that a crash now would lose nothing."""
         other = self.fork()
-        other.settle()
+        other.run_until_idle()
         other.check_output(complete=True)
 
     def finish(self) -> None:
         """Run to the end, and assert that all results are out and no unneeded data is kept."""
-        self.settle()
+        self.run_until_idle()
         self.begin_checkpoint()
-        self.settle()
+        self.run_until_idle()
         # The first may have been under way.
         self.begin_checkpoint()
-        self.settle()
+        self.run_until_idle()
         self.check_output(complete=True)
         facts = self.running.facts
         asked = requests(self.topology, facts)

@@ -139,7 +139,7 @@ def conflated(updates: Iterable[Update]) -> dict[int, _Group]:
 
 
 @dataclass
-class _Cell:
+class _KeyRecord:
     emitted: int = NEVER
     waiting: Update | None = None
     arrived_us: int = 0
@@ -149,13 +149,13 @@ class _Cell:
 
 @dataclass
 class NaiveQueue:
-    """An update queue with a list as the queue of keys and a dictionary of cells."""
+    """An update queue with a list as the queue of keys and a dictionary of records by key."""
 
     policy: str
     cost_us: float | None = None
     order: list[int] = field(default_factory=list)
     cut: set[int] = field(default_factory=set)
-    cells: dict[int, _Cell] = field(default_factory=dict)
+    records: dict[int, _KeyRecord] = field(default_factory=dict)
     birth_us: int | None = None
     intervals: dict[int, float] = field(default_factory=dict)
     roots: dict[int, float] = field(default_factory=dict)
@@ -173,34 +173,34 @@ class NaiveQueue:
         superseded = late = 0
         for group in groups:
             update = group.newest
-            cell = self.cells.setdefault(update.key, _Cell())
-            if update.time < cell.emitted:
+            record = self.records.setdefault(update.key, _KeyRecord())
+            if update.time < record.emitted:
                 late += group.count
                 continue
-            self._observe_rate(cell, group.count, now_us)
-            waits = cell.waiting is not None
+            self._observe_rate(record, group.count, now_us)
+            waits = record.waiting is not None
             superseded += group.count - (not waits)
-            if cell.waiting is not None and update.time < cell.waiting.time:
+            if record.waiting is not None and update.time < record.waiting.time:
                 continue
             if not waits:
-                cell.arrived_us = min(arrivals[update.key], now_us)
-            cell.waiting = update
-            self._arrive(update.key, cell)
+                record.arrived_us = min(arrivals[update.key], now_us)
+            record.waiting = update
+            self._arrive(update.key, record)
         return len(updates), superseded, late
 
-    def _observe_rate(self, cell: _Cell, count: int, now_us: int) -> None:
+    def _observe_rate(self, record: _KeyRecord, count: int, now_us: int) -> None:
         assert self.birth_us is not None
-        since = self.birth_us if cell.seen_us is None else cell.seen_us
+        since = self.birth_us if record.seen_us is None else record.seen_us
         gap = max(now_us - since, 0) / count
-        if cell.interval_us == 0:  # unknown so far
-            cell.interval_us = gap
+        if record.interval_us == 0:  # unknown so far
+            record.interval_us = gap
         else:
-            cell.interval_us += (1 - 0.9**count) * (gap - cell.interval_us)
-        cell.seen_us = now_us
+            record.interval_us += (1 - 0.9**count) * (gap - record.interval_us)
+        record.seen_us = now_us
 
-    def _arrive(self, key: int, cell: _Cell) -> None:
+    def _arrive(self, key: int, record: _KeyRecord) -> None:
         waits = key in self.order
-        self.intervals[key] = cell.interval_us
+        self.intervals[key] = record.interval_us
         if self.policy == "fifo":
             if waits:
                 self.order.remove(key)
@@ -208,7 +208,7 @@ class NaiveQueue:
         elif (
             self.policy == "linecutting"
             and self.cost_us is not None
-            and cell.interval_us > self.cost_us * (len(self.order) + (not waits))
+            and record.interval_us > self.cost_us * (len(self.order) + (not waits))
         ):
             if key not in self.cut:
                 if waits:
@@ -223,10 +223,10 @@ class NaiveQueue:
         served = []
         chosen = self._choose(limit, now_us)
         for key in chosen:
-            cell = self.cells[key]
-            assert cell.waiting is not None
-            served.append((cell.waiting, max(now_us - cell.arrived_us, 0)))
-            cell.emitted, cell.waiting = cell.waiting.time, None
+            record = self.records[key]
+            assert record.waiting is not None
+            served.append((record.waiting, max(now_us - record.arrived_us, 0)))
+            record.emitted, record.waiting = record.waiting.time, None
         self.cut.difference_update(chosen)
         self.order = [key for key in self.order if key not in chosen]
         return served
@@ -236,7 +236,7 @@ class NaiveQueue:
             return self.order[:limit]
 
         def index(key: int) -> float:
-            stale = max(now_us - self.cells[key].arrived_us, 0)
+            stale = max(now_us - self.records[key].arrived_us, 0)
             return self.roots.get(key, 1.0) ** 2 * stale * (0.5 * stale + self.intervals[key])
 
         best = set(sorted(self.order, key=index, reverse=True)[:limit])

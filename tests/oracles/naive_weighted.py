@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from tests.oracles.naive import NaiveQueue, Update, _Cell
+from tests.oracles.naive import NaiveQueue, Update, _KeyRecord
 
 __all__ = ["NaiveWeightedQueue", "share_of"]
 
@@ -27,19 +27,19 @@ class NaiveWeightedQueue(NaiveQueue):
     waiting: dict[int, tuple[int, float]] = field(default_factory=dict)
     shares: dict[int, int] = field(default_factory=dict)
 
-    def _arrive(self, key: int, cell: _Cell) -> None:
-        assert cell.waiting is not None
-        self.shares[key] = share_of(self.weight_of(cell.waiting))
+    def _arrive(self, key: int, record: _KeyRecord) -> None:
+        assert record.waiting is not None
+        self.shares[key] = share_of(self.weight_of(record.waiting))
         self.roots[key] = self.shares[key] / 2**20
         if self.policy == "freshest":
-            super()._arrive(key, cell)
+            super()._arrive(key, record)
             return
         everybody = sum(self.shares[one] for one in {*self.waiting, key})
         self.came += 1
         if (
             self.policy == "linecutting"
             and self.cost_us is not None
-            and cell.interval_us > self.cost_us * (everybody / self.shares[key])
+            and record.interval_us > self.cost_us * (everybody / self.shares[key])
         ):
             if key not in self.cut:
                 self.cut.add(key)

@@ -162,14 +162,14 @@ def _rows(draw: random.Random, count: int) -> list[Row]:
 
 
 def _panes(draw: random.Random) -> _Stored:
-    by_rows = draw.random() < 0.4
+    count_windows = draw.random() < 0.4
     size = draw.randint(1, 9)
     slide = draw.randint(1, size)
-    layout: Any = (test_row_windows if by_rows else test_panes).layout_of(size, slide)
+    layout: Any = (test_row_windows if count_windows else test_panes).layout_of(size, slide)
 
     def arriving() -> list[pa.RecordBatch]:
         rows = _rows(draw, 20)
-        if by_rows:
+        if count_windows:
             made = [test_row_windows.Row(row.group, row.pane, row.value or 0.0) for row in rows]
             return test_row_windows.batch_of(made)
         return [test_panes.entries_of(rows, layout)]
@@ -180,7 +180,7 @@ def _panes(draw: random.Random) -> _Stored:
         run: Callable[[Any, int], object] = lambda state, at: state.run(arriving(), at)  # noqa: E731
     elif mode == "several":
         layout = test_panes.layout_of(size, slide)
-        by_rows = False
+        count_windows = False
         new = lambda: SeveralPanes([layout, layout])  # noqa: E731
         run = lambda state, at: state.run([arriving(), arriving()], [at, at])  # noqa: E731
     else:

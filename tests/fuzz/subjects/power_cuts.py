@@ -39,7 +39,7 @@ from penstock.spark_ext.worker.queue_operator import QueueOperator
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 from penstock.state_store.cache import StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
-from tests.checkpoints.states import AtOnce
+from tests.checkpoints.states import InlineExecutor
 from tests.fuzz.case import Case
 from tests.oracles.naive import Update
 from tests.samples.streams import STREAM, arrivals_of, rows_of
@@ -248,7 +248,7 @@ def _patched(disk: _Disk, *, broken: bool) -> Iterator[None]:
         (_durable, "delete", ticking_delete),
         (_durable, "sync_file_system", sync),
         (_durable, "sync_everything", sync),
-        (bucket_task, "_background", AtOnce),
+        (bucket_task, "_background", InlineExecutor),
     ]
     if broken:
         values.append((p_stream_sink, "_check_same_batch", lambda *_: None))

@@ -54,7 +54,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("enqueue"), updates(keys=9)),
         st.tuples(st.just("dequeue"), st.integers(0, 8)),
-        st.tuples(st.sampled_from(["settle", "stored", "stored", "by deltas", "by snapshots"]), st.none()),
+        st.tuples(st.sampled_from(["account", "stored", "stored", "by deltas", "by snapshots"]), st.none()),
     ),
     max_size=30,
 )
@@ -109,7 +109,7 @@ EARLIER: dict[str, Any] = {
     "semantics": Semantics.APPEND,
     "steps": [
         *(("enqueue", _OLD[:1]), ("dequeue", 5), ("stored", None)),
-        *(("enqueue", _OLD[1:]), ("dequeue", 5), ("settle", None)),
+        *(("enqueue", _OLD[1:]), ("dequeue", 5), ("account", None)),
     ],
 }
 
@@ -172,7 +172,7 @@ def check_twins(
             assert enqueue(plain, batch, now_us) == enqueue(tabled, batch, now_us)
         elif step == "dequeue":
             assert served_of(plain, value, now_us) == served_of(tabled, value, now_us)
-        elif step == "settle":
+        elif step == "account":
             for mine, theirs in zip(
                 plain.account_staleness(now_us), tabled.account_staleness(now_us), strict=True
             ):
@@ -253,9 +253,9 @@ def test_a_bucket_goes_on_whichever_copy_loads_it_and_whatever_fails(
             handle = store.commit(found.state, found.handle)
             workers[worker].put(store, found.state, handle)
             model, pointer = after, handle.pointer
-            assert found.state.keys == len(model.cells)
+            assert found.state.keys == len(model.records)
         if pointer is not None:
-            assert sorted(keys_of(store, pointer, policy)) == sorted(model.cells)
+            assert sorted(keys_of(store, pointer, policy)) == sorted(model.records)
     lose(*workers)
     background.run()
     assert list(scratch.iterdir()) == [], "each copy's directory goes with it"

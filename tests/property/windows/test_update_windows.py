@@ -135,17 +135,17 @@ def test_groups_that_matter_more_are_served_first(mode: WindowMode) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 0.0, -1.0, math.nan, math.inf])
-@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("count_windows", [False, True])
 def test_what_has_no_weight_is_refused_when_it_arrives_and_the_rest_goes_on(
-    wrong: float | None, by_rows: bool
+    wrong: float | None, count_windows: bool
 ) -> None:
-    # Nothing settles in the first micro-batch: a later one would find it in the state, for ever.
-    layout = test_row_windows.layout_of(2, 2) if by_rows else layout_of(4, 4)
+    # No pane is finalized in the first micro-batch: a later one would find it in the state, for ever.
+    layout = test_row_windows.layout_of(2, 2) if count_windows else layout_of(4, 4)
     weight = next(one.name for one in layout.partials if one.kind == "last")
     state = UpdateWindows(layout, WindowMode.LAZY, Policy.IN_PLACE, weight)
 
     def entering(*rows: Any, watermark: int) -> WindowArrivals:
-        if by_rows:
+        if count_windows:
             made = [test_row_windows.Row(*row) for row in rows]
             return WindowArrivals(test_row_windows.batch_of(made), watermark)
         return WindowArrivals([entries_of([Row(*row) for row in rows], layout)], watermark)

@@ -33,7 +33,7 @@ SHARES = st.one_of(st.none(), st.sampled_from([1, 12_345, ONE, 1 << 40]))
 OTHER: st.SearchStrategy[tuple[str, Any]] = st.one_of(
     st.tuples(st.just("enqueue"), st.tuples(st.just([]), st.integers(0, 9))),
     st.tuples(st.just("wait"), st.sampled_from([1, 7, 100])),
-    st.tuples(st.sampled_from(["deliver", "settle"]), st.none()),
+    st.tuples(st.sampled_from(["deliver", "account"]), st.none()),
 )
 STORE = st.tuples(st.sampled_from(["reload", "delta", "follow"]), st.none())
 STEPS = st.lists(st.one_of(ENQUEUE, DEQUEUE, ENQUEUE, OTHER, STORE), min_size=8, max_size=40)
@@ -195,7 +195,7 @@ def test_every_window_served_is_whole_and_the_most_recent_also_across_reloads(
         ("wait", 3),
         ("dequeue", 9),
         ("deliver", None),
-        ("settle", None),
+        ("account", None),
     ]:
         if step == "enqueue":
             pair.enqueue(*value)
@@ -206,7 +206,7 @@ def test_every_window_served_is_whole_and_the_most_recent_also_across_reloads(
             pair.model.advance(value)
         elif step == "deliver":
             pair.deliver()
-        elif step == "settle":
+        elif step == "account":
             pair.account_staleness()
         else:
             pair.store()

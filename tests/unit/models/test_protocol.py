@@ -279,7 +279,7 @@ def test_the_emission_of_a_result_releases_what_only_results_up_to_it_depend_on(
     )
     for time in range(0, 6, 2):
         world.emit("s", rows(time, time + 1))
-        world.settle()
+        world.run_until_idle()
     # [-2, 2) and [0, 4) are out: what follows needs tuples from time 2 on, the second p-unit.
     assert [row[0] for row in world.storage.output["out"]] == [2, 4]
     assert [each.offset for each in world.storage.units("s")] == [2, 4]
@@ -297,12 +297,12 @@ def test_p_units_of_state_go_when_the_results_that_depend_on_them_are_out() -> N
         )
     )
     world.emit("s", rows(0, 1))
-    world.settle()
+    world.run_until_idle()
     world.begin_checkpoint()
-    world.settle()
+    world.run_until_idle()
     assert world.storage.completed() == [1]
     world.emit("s", rows(8, 9))
-    world.settle()
+    world.run_until_idle()
     assert world.storage.completed() == []
     assert world.storage.snapshots == {}
     assert world.storage.acked("s") == 2
@@ -352,7 +352,7 @@ def test_the_record_of_a_checkpoint_goes_before_its_p_units() -> None:
     for number in (1, 2):
         world.emit("s", rows(number))
         world.begin_checkpoint()
-        world.settle()
+        world.run_until_idle()
         assert world.storage.completed() == [number]
         assert {key[0] for key in world.storage.snapshots} == {number}
     graph = world.running
@@ -366,10 +366,10 @@ def test_without_a_checkpoint_nothing_is_released_that_a_sum_over_all_time_needs
     world = World(aggregate(replayable=False))
     for time in range(4):
         world.emit("s", rows(time))
-        world.settle()
+        world.run_until_idle()
     assert len(world.storage.units("s")) == 4
     world.begin_checkpoint()
-    world.settle()
+    world.run_until_idle()
     assert world.storage.units("s") == []
 
 
@@ -388,9 +388,9 @@ def test_a_checkpoint_needs_an_operator_and_a_marker_a_checkpoint() -> None:
 def test_the_phases_of_a_recovery_follow_each_other_and_are_timed() -> None:
     world = World(aggregate(replayable=False))
     world.emit("s", rows(1, 2, 3))
-    world.settle()
+    world.run_until_idle()
     world.begin_checkpoint()
-    world.settle()
+    world.run_until_idle()
     ticks = count()
     recovery = Recovery(world.topology, world.storage, lambda: next(ticks) ** 2)
     with pytest.raises(InvalidUsageError, match="follow each other"):
@@ -411,7 +411,7 @@ def test_a_complete_checkpoint_without_a_p_unit_is_damage() -> None:
     world = World(aggregate())
     world.emit("s", rows(1))
     world.begin_checkpoint()
-    world.settle()
+    world.run_until_idle()
     for part in ("state", "restart"):
         del world.storage.snapshots[1, "total", part]
         other = world.fork()

@@ -31,7 +31,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def cells() -> list[tuple[str, int, tuple[str, ...]]]:
+def combinations() -> list[tuple[str, int, tuple[str, ...]]]:
     """Return the rows of the table by the first word of their head, the kind of windows, and the modes."""
     text = PAGE.read_text().partition("## Which windows have what")[2].partition("## Windows of rows")[0]
     found = []
@@ -71,19 +71,22 @@ def written(path: Path, kind: dict[str, Any], mode: str, given: dict[str, Any]) 
 
 
 def test_the_table_has_all_rows() -> None:
-    assert [name for name, kind, _ in cells() if kind == 0] == list(OPTIONS)
-    assert len(cells()) == len(KINDS) * len(OPTIONS)
+    assert [name for name, kind, _ in combinations() if kind == 0] == list(OPTIONS)
+    assert len(combinations()) == len(KINDS) * len(OPTIONS)
 
 
 @pytest.mark.parametrize(
-    "cell",
-    [pytest.param(cell, marks=needs_sketches if "(" in cell[0] else (), id=str(cell)) for cell in cells()],
+    "combination",
+    [
+        pytest.param(combination, marks=needs_sketches if "(" in combination[0] else (), id=str(combination))
+        for combination in combinations()
+    ],
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_graphs_and_pipelines_take_what_the_table_says(
-    tmp_path: Path, cell: tuple[str, int, tuple[str, ...]], mode: str
+    tmp_path: Path, combination: tuple[str, int, tuple[str, ...]], mode: str
 ) -> None:
-    name, kind, modes = cell
+    name, kind, modes = combination
     for given in OPTIONS[name]:
         if mode in modes:
             one = built(KINDS[kind], mode, given)

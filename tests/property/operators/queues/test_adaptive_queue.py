@@ -27,7 +27,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("enqueue"), updates(keys=5)),
         st.tuples(st.just("dequeue"), st.integers(0, 8)),
-        st.tuples(st.sampled_from(["settle", "reload", "stored"]), st.none()),
+        st.tuples(st.sampled_from(["account", "reload", "stored"]), st.none()),
     ),
     max_size=25,
 )
@@ -70,7 +70,7 @@ def test_an_append_queue_serves_every_tuple_once_in_the_order_of_arrival(
             expected = [(update, now_us - arrived) for update, arrived in model[:given_]]
             assert served_of(queue, given_, now_us) == expected
             del model[:given_]
-        elif step == "settle":
+        elif step == "account":
             queue.account_staleness(now_us)
         else:
             units.append(queue.delta())
@@ -116,7 +116,7 @@ def test_an_adaptive_queue_serves_no_older_tuple_after_a_newer_one_and_always_th
             for update, staleness_us in taken:
                 assert staleness_us >= 0
                 served.setdefault(update.key, []).append(update)
-        elif step == "settle":
+        elif step == "account":
             queue.account_staleness(now_us)
         else:
             units.append(queue.delta())

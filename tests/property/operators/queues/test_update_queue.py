@@ -39,7 +39,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("enqueue"), updates(keys=9)),
         st.tuples(st.just("dequeue"), st.integers(0, 8)),
-        st.tuples(st.sampled_from(["settle", "reload", "stored"]), st.none()),
+        st.tuples(st.sampled_from(["account", "reload", "stored"]), st.none()),
         st.tuples(st.just("wait"), st.sampled_from([1, 7, 100, 1000])),
     ),
     max_size=25,
@@ -78,7 +78,7 @@ def test_every_policy_serves_in_the_order_of_a_list_also_across_reloads(
             assert enqueue(queue, batch, now_us) == model.enqueue(batch, now_us)
         elif step == "dequeue":
             assert served_of(queue, value, now_us) == model.dequeue(value, now_us)
-        elif step == "settle":
+        elif step == "account":
             queue.account_staleness(now_us)
         elif step == "stored":
             stored.append(queue.delta())
@@ -90,11 +90,11 @@ def test_every_policy_serves_in_the_order_of_a_list_also_across_reloads(
         else:
             now_us += value
         assert len(queue) == len(model.order)
-        assert queue.keys == len(model.cells)
+        assert queue.keys == len(model.records)
         assert_invariants(queue)
     assert order_of(queue) == model.order
     if policy.uses_rates:
-        assert _intervals(queue) == {key: pytest.approx(c.interval_us) for key, c in model.cells.items()}
+        assert _intervals(queue) == {key: pytest.approx(c.interval_us) for key, c in model.records.items()}
     assert served_of(queue, 100, now_us) == model.dequeue(100, now_us)
 
 
@@ -206,7 +206,7 @@ def test_catching_up_by_deltas_equals_loading_everything(
             enqueue(queue, _moved(value, now_us), now_us)
         elif step == "dequeue":
             served_of(queue, value, now_us)
-        elif step == "settle":
+        elif step == "account":
             queue.account_staleness(now_us)
         else:
             units.append(queue.delta())

@@ -33,8 +33,8 @@ class Step:
     limit: int = 0
     cost: int = 0
     meanwhile: tuple[int, ...] = ()
-    settle_meanwhile: bool = False
-    settle: bool = False
+    account_meanwhile: bool = False
+    account: bool = False
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Run:
     """A queue, and an independent record of its steps."""
 
     queue: Queue
-    settles: bool
+    accounts: bool
     now: int = START
     arrivals: list[tuple[int, int]] = field(default_factory=list)
     dequeues: list[tuple[int, int, int]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Run:
             self._enter(step.keys)
             if step.limit:
                 self._serve(step)
-            if step.settle and self.settles:
+            if step.account and self.accounts:
                 self.read()
         self.read()
 
@@ -90,7 +90,7 @@ class Run:
         self.dequeues += [(self.now, key, number) for key, number in left]
         self.now += step.cost // 2
         self._enter(step.meanwhile)
-        if step.settle_meanwhile and self.settles:
+        if step.account_meanwhile and self.accounts:
             self.read()
         self.now += step.cost - step.cost // 2
         self.queue.deliver(served, self.now)
@@ -106,8 +106,8 @@ def steps(keys: int, *, meanwhile: bool) -> st.SearchStrategy[list[Step]]:
         limit=st.integers(0, 3),
         cost=st.integers(0, 20_000),
         meanwhile=arriving if meanwhile else st.just(()),
-        settle_meanwhile=st.booleans(),
-        settle=st.booleans(),
+        account_meanwhile=st.booleans(),
+        account=st.booleans(),
     )
     return st.lists(step, max_size=14)
 
@@ -129,12 +129,12 @@ def check(measured: Staleness, expected: NaiveStaleness, key_time: int) -> None:
 
 
 def check_run(make: Callable[[], Queue], taken: Sequence[Step]) -> None:
-    run = Run(make(), settles=True)
+    run = Run(make(), accounts=True)
     run.take(taken)
     whole = [Staleness.merge(part[kind] for part in run.parts) for kind in (0, 1)]
     check(whole[0], integrate(run.arrivals, run.dequeues, run.now), run.key_time)
     check(whole[1], integrate(run.arrivals, run.deliveries, run.now), run.key_time)
-    once = Run(make(), settles=False)
+    once = Run(make(), accounts=False)
     once.take(taken)
     for merged, single in zip(whole, once.parts[0], strict=True):
         assert merged.area == pytest.approx(single.area, rel=1e-9)
@@ -166,7 +166,7 @@ def test_an_append_queue_measures_staleness_with_and_without_shedding(
 
 @given(taken=steps(3, meanwhile=True))
 def test_an_append_queue_serves_every_tuple_in_the_order_of_arrival(taken: list[Step]) -> None:
-    run = Run(AppendQueue(STREAM), settles=False)
+    run = Run(AppendQueue(STREAM), accounts=False)
     run.take([*taken, Step(1, limit=1_000)])
     assert [number for _, _, number in run.dequeues] == list(range(len(run.arrivals)))
     assert [(key, number) for _, key, number in run.dequeues] == [
@@ -176,9 +176,9 @@ def test_an_append_queue_serves_every_tuple_in_the_order_of_arrival(taken: list[
 
 @given(taken=steps(3, meanwhile=True), seed=st.integers(0, 9))
 def test_what_is_shed_does_not_depend_on_batches(taken: list[Step], seed: int) -> None:
-    split = Run(AppendQueue(STREAM, accept=0.5, seed=seed), settles=True)
+    split = Run(AppendQueue(STREAM, accept=0.5, seed=seed), accounts=True)
     split.take([*taken, Step(1, limit=1_000)])
-    together = Run(AppendQueue(STREAM, accept=0.5, seed=seed), settles=True)
+    together = Run(AppendQueue(STREAM, accept=0.5, seed=seed), accounts=True)
     together.take([Step(1, keys=tuple(key for _, key in split.arrivals), limit=1_000)])
     numbers = [number for _, _, number in together.dequeues]
     assert [number for _, _, number in split.dequeues] == numbers

@@ -37,7 +37,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("enqueue"), updates(keys=9)),
         st.tuples(st.just("dequeue"), st.integers(0, 8)),
-        st.tuples(st.sampled_from(["settle", "reload", "stored"]), st.none()),
+        st.tuples(st.sampled_from(["account", "reload", "stored"]), st.none()),
         st.tuples(st.just("wait"), st.sampled_from([1, 7, 100, 1000])),
     ),
     max_size=25,
@@ -70,7 +70,7 @@ def test_every_policy_serves_by_weights_in_the_order_of_a_sorted_list_also_acros
             assert enqueue(queue, value, now_us) == model.enqueue(value, now_us)
         elif step == "dequeue":
             assert served_of(queue, value, now_us) == model.dequeue(value, now_us)
-        elif step == "settle":
+        elif step == "account":
             queue.account_staleness(now_us)
         elif step == "stored":
             stored.append(queue.delta())
@@ -105,7 +105,7 @@ def test_equal_weights_give_exactly_the_order_of_the_paper(
             assert ours.ids.tolist() == theirs.ids.tolist()
             assert ours.rows.equals(theirs.rows)
             in_service.append((ours, theirs))
-        elif step == "settle":
+        elif step == "account":
             # Until then, results are under way: they count in n and in S.
             for ours, theirs in in_service:
                 weighted.deliver(ours, now_us)
