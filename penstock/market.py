@@ -216,11 +216,11 @@ class Market:
         elapsed = times - self.start_us
         for wave, (period_us, size) in enumerate(zip(_WAVES_US, _WAVE_SIZES, strict=True)):
             key = self._stream(_WALK + wave)
-            cells = elapsed // period_us
-            share = (elapsed - cells * period_us) / period_us
+            periods = elapsed // period_us
+            share = (elapsed - periods * period_us) / period_us
             # A symbol's wave has a random height at the start of each cell of time, and straight lines
             # between.
-            points = (cells << np.int64(24)) + ranks
+            points = (periods << np.int64(24)) + ranks
             left = _unit(_hashes(points, key))
             right = _unit(_hashes(points + np.int64(1 << 24), key))
             factors += (left + (right - left) * share - 0.5) * (2.0 * size)

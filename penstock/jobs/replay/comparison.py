@@ -21,6 +21,7 @@ from penstock.conf.pipeline import ParquetSink, Pipeline, PStreamSink
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs.replay.run import Replay, ReplayedBatch
 from penstock.local_engine.query_log import EntryLog
+from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.procedures.requests.client import ANSWERS_PLACE
@@ -32,7 +33,6 @@ __all__ = ["Comparison", "Difference", "recorded_answers", "recorded_metrics", "
 
 _COUNTS = ("rows_in", "conflated", "late", "duplicates", "dropped", "emitted", "waiting_keys", "keys")
 _STALENESS = ("avg", "p50", "p95", "max")
-_CELL = f"{RESERVED_PREFIX}cell"
 _BY_CLOCK = {
     f"{RESERVED_PREFIX}{name}"
     for name in ("arrived", "seen_us", "interval_us", "interval", "dequeued_us", "delivered_us", "rank",
@@ -210,15 +210,15 @@ def _shown(value: Any) -> str:
 def _lines_of_unit(unit: PUnit) -> list[str]:
     """Return the rows of a queue's state: its keys, and the waiting tuples with their keys."""
     lines: list[str] = []
-    cells = pa.table(unit.blocks["cells"])
+    key_rows = pa.table(unit.blocks[KEY_BLOCK])
     for block in unit.blocks.values():
         table = pa.table(block)
-        if _CELL in table.column_names:
-            keys = cells.take(table.column(_CELL))
+        if OWNER in table.column_names:
+            keys = key_rows.take(table.column(OWNER))
             for name in keys.column_names:
                 if name not in table.column_names:
                     table = table.append_column(name, keys.column(name))
-            table = table.drop_columns([_CELL])
+            table = table.drop_columns([OWNER])
         lines += _lines(table.select([name for name in table.column_names if name not in _BY_CLOCK]))
     return lines
 

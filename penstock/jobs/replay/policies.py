@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
+from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.schedulers import new_scheduler
@@ -20,7 +21,7 @@ from penstock.windows.update.windows import UpdateWindows
 
 __all__ = ["change_policy"]
 
-_CELL, _ARRIVED, _SHARE = (f"{RESERVED_PREFIX}{name}" for name in ("cell", "arrived", "share"))
+_ARRIVED, _SHARE = (f"{RESERVED_PREFIX}{name}" for name in ("arrived", "share"))
 _INTERVAL = f"{RESERVED_PREFIX}interval_us"
 _QUEUE = "queue"
 """The part of a window operator's state that has its waiting keys."""
@@ -57,17 +58,17 @@ def change_policy(state: Any, policy: Policy, target: Any) -> list[PUnit]:
 def _change_windows(windows: UpdateWindows, policy: Policy) -> Iterator[PUnit]:
     """Yield the snapshot of windows, with the places that waiting keys have under the new policy."""
     units = list(windows.snapshot())
-    parts = [unit.blocks["cells"] for unit in units if _QUEUE in unit.meta]
-    cells = pa.Table.from_batches(parts)
-    ids = cells.column("key").to_numpy()
-    weighted = "share" in cells.schema.names
+    parts = [unit.blocks[KEY_BLOCK] for unit in units if _QUEUE in unit.meta]
+    key_rows = pa.Table.from_batches(parts)
+    ids = key_rows.column("key").to_numpy()
+    weighted = "share" in key_rows.schema.names
     was = windows.scheduler.store(ids)
     scheduler = WindowScheduler(policy, weighted=weighted)
     scheduler.reserve(int(ids.max(initial=-1)) + 1)
     if weighted:
         scheduler.weigh(ids, was["share"])
-    waits = np.flatnonzero(cells.column("candidate").to_numpy() != NEVER)
-    since = cells.column("since_us").to_numpy()[waits]
+    waits = np.flatnonzero(key_rows.column("candidate").to_numpy() != NEVER)
+    since = key_rows.column("since_us").to_numpy()[waits]
     line = np.argsort(since, kind="stable")
     known = was.get("interval_us", np.zeros(len(ids)))
     scheduler.line_up(ids[waits][line], since[line], known[waits][line])
@@ -78,28 +79,28 @@ def _change_windows(windows: UpdateWindows, policy: Policy) -> Iterator[PUnit]:
         if _QUEUE not in unit.meta:
             yield unit
             continue
-        block = unit.blocks["cells"].drop_columns(list(was))
+        block = unit.blocks[KEY_BLOCK].drop_columns(list(was))
         for name, values in places.items():
             block = block.append_column(name, pa.array(values[first : first + block.num_rows]))
         first += block.num_rows
         meta = {**unit.meta, _QUEUE: {**unit.meta[_QUEUE], **scheduler.meta}}
-        yield PUnit(unit.kind, meta, {**unit.blocks, "cells": block})
+        yield PUnit(unit.kind, meta, {**unit.blocks, KEY_BLOCK: block})
 
 
 def _change_queue(queue: UpdateQueue, policy: Policy, target: UpdateQueue) -> PUnit:
     units = list(queue.snapshot())
-    cells = pa.Table.from_batches([unit.blocks["cells"] for unit in units])
-    firsts = np.cumsum([0, *(unit.blocks["cells"].num_rows for unit in units)])
+    key_rows = pa.Table.from_batches([unit.blocks[KEY_BLOCK] for unit in units])
+    firsts = np.cumsum([0, *(unit.blocks[KEY_BLOCK].num_rows for unit in units)])
     place = np.concatenate([
-        first + unit.blocks["rows"].column(_CELL).to_numpy()
+        first + unit.blocks["rows"].column(OWNER).to_numpy()
         for first, unit in zip(firsts, units, strict=False)
     ])  # fmt: skip
     rows = pa.Table.from_batches([unit.blocks["rows"] for unit in units])
     other = next(target.snapshot()).blocks
     shares = rows.column(_SHARE).to_numpy() if _SHARE in rows.schema.names else None
     arrived = rows.column(_ARRIVED).to_numpy()
-    known = _INTERVAL in cells.schema.names
-    interval = cells.column(_INTERVAL).to_numpy()[place] if known else np.zeros(len(place))
+    known = _INTERVAL in key_rows.schema.names
+    interval = key_rows.column(_INTERVAL).to_numpy()[place] if known else np.zeros(len(place))
     scheduler = new_scheduler(policy, weighted=shares is not None)
     scheduler.reserve(len(place))
     order = np.argsort(arrived, kind="stable")
@@ -108,10 +109,10 @@ def _change_queue(queue: UpdateQueue, policy: Policy, target: UpdateQueue) -> PU
         None if shares is None else shares[order], arrived[order],
     )  # fmt: skip
     places = scheduler.store(np.arange(len(place)))
-    columns = {_CELL: place, **{f"{RESERVED_PREFIX}{name}": values for name, values in places.items()}}
+    columns = {OWNER: place, **{f"{RESERVED_PREFIX}{name}": values for name, values in places.items()}}
     columns[_ARRIVED] = arrived
     blocks = {
-        "cells": _fill(cells, other["cells"].schema, _UNKNOWN),
+        KEY_BLOCK: _fill(key_rows, other[KEY_BLOCK].schema, _UNKNOWN),
         "rows": _fill(rows, other["rows"].schema, {}, columns),
     }
     return PUnit("snapshot", {**units[0].meta, **scheduler.meta}, blocks)

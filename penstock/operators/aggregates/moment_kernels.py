@@ -47,37 +47,37 @@ def divide(sums: Any, counts: Any, wholes: Any, rests: Any) -> None:
 
 
 @kernel
-def add_floats(slots: Any, values: Any, cells: Any) -> None:
+def add_floats(slots: Any, values: Any, moments: Any) -> None:
     """Add floats, or integers below 2**53, to their slots.
 
-    A row of `cells` holds, for one slot, the center, the count, the sum of distances and the sum of squares.
+    A row of `moments` holds, for one slot: the center, the count, the sum of distances, the sum of squares.
     """
     for i in range(slots.shape[0]):
         slot, value = slots[i], np.float64(values[i])
-        if cells[slot, 1] == 0.0:
-            cells[slot, 0] = value
-        distance = value - cells[slot, 0]
-        cells[slot, 1] += 1.0
-        cells[slot, 2] += distance
-        cells[slot, 3] += distance * distance
+        if moments[slot, 1] == 0.0:
+            moments[slot, 0] = value
+        distance = value - moments[slot, 0]
+        moments[slot, 1] += 1.0
+        moments[slot, 2] += distance
+        moments[slot, 3] += distance * distance
 
 
 @kernel
-def add_integers(slots: Any, values: Any, cells: Any, centers: Any) -> None:
+def add_integers(slots: Any, values: Any, moments: Any, centers: Any) -> None:
     """Add 64-bit integers to their slots; `centers` holds the centers as integers."""
     for i in range(slots.shape[0]):
         slot, value = slots[i], values[i]
-        if cells[slot, 1] == 0.0:
+        if moments[slot, 1] == 0.0:
             centers[slot, 0] = value
         distance = _distance(value, centers[slot, 0])
-        cells[slot, 1] += 1.0
-        cells[slot, 2] += distance
-        cells[slot, 3] += distance * distance
+        moments[slot, 1] += 1.0
+        moments[slot, 2] += distance
+        moments[slot, 3] += distance * distance
 
 
 @kernel
 def add_entries(
-    slots: Any, counts: Any, wholes: Any, rests: Any, deviations: Any, cells: Any, centers: Any
+    slots: Any, counts: Any, wholes: Any, rests: Any, deviations: Any, moments: Any, centers: Any
 ) -> None:
     """Add entries to their slots. An entry holds the partials of one pane and group.
 
@@ -89,7 +89,7 @@ def add_entries(
         The number of values in each entry, and the whole part of their mean.
     rests, deviations : float64 arrays of n
         The fraction of the mean, and M2.
-    cells : float64 array of (slots, 4)
+    moments : float64 array of (slots, 4)
         For each slot: the fraction of the center, the count, the sum of distances, and the sum of squares.
     centers : int64 array of slots
         The whole parts of the centers.
@@ -98,12 +98,12 @@ def add_entries(
         slot, count = slots[i], np.float64(counts[i])
         if count == 0.0:
             continue
-        if cells[slot, 1] == 0.0:
-            centers[slot], cells[slot, 0] = wholes[i], rests[i]
-        distance = _distance(wholes[i], centers[slot]) + (rests[i] - cells[slot, 0])
-        cells[slot, 1] += count
-        cells[slot, 2] += count * distance
-        cells[slot, 3] += deviations[i] + count * distance * distance
+        if moments[slot, 1] == 0.0:
+            centers[slot], moments[slot, 0] = wholes[i], rests[i]
+        distance = _distance(wholes[i], centers[slot]) + (rests[i] - moments[slot, 0])
+        moments[slot, 1] += count
+        moments[slot, 2] += count * distance
+        moments[slot, 3] += deviations[i] + count * distance * distance
 
 
 @kernel
@@ -116,10 +116,10 @@ def _finish(count: Any, distances: Any, squares: Any) -> Any:
 
 
 @kernel
-def finish(cells: Any, out: Any) -> None:
+def finish(moments: Any, out: Any) -> None:
     """Compute M2 of each slot."""
-    for i in range(cells.shape[0]):
-        out[i] = _finish(cells[i, 1], cells[i, 2], cells[i, 3])
+    for i in range(moments.shape[0]):
+        out[i] = _finish(moments[i, 1], moments[i, 2], moments[i, 3])
 
 
 @kernel

@@ -32,6 +32,7 @@ from penstock.operators.joins.key_deletes import KeyDeletes
 from penstock.operators.joins.key_lives import KeyLives
 from penstock.operators.joins.matches import Matched, Pairs
 from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.queues.expiry import Expired
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.dropped import DroppedTuples
@@ -46,7 +47,6 @@ _UNIT_KEYS: Final = 1 << 20  # maximum number of keys in a p-unit of a snapshot
 _MAX_PAIRS_PER_ROUND: Final = 1 << 18  # pairs evaluated together; each key contributes at least one pair
 _MIN_DEAD_KEYS_TO_REBUILD: Final = 1024  # the index is rebuilt only if more keys than this have no state
 
-_OWNER: Final = f"{RESERVED_PREFIX}cell"
 _MATCHED: Final = (f"{RESERVED_PREFIX}left", f"{RESERVED_PREFIX}right")
 _LAST: Final = f"{RESERVED_PREFIX}last"
 _SIDES: Final = ("left", "right")
@@ -387,13 +387,13 @@ class UpdateJoin:
         times = {name: array[ids] for name, array in self._times.items()}
         keys_block = [*keys, *(pa.array(values) for values in times.values())]
         blocks = {
-            "cells": pa.RecordBatch.from_arrays(keys_block, [*self.joined.left.key, *times]),
+            KEY_BLOCK: pa.RecordBatch.from_arrays(keys_block, [*self.joined.left.key, *times]),
         }
         for name, side, some in zip(_SIDES, self._sides, places, strict=True):
             payload = side.rows.take(some)
             owner = pa.array(np.searchsorted(ids, side.owner[some]))
             blocks[name] = pa.RecordBatch.from_arrays(
-                [owner, *payload.columns], [_OWNER, *payload.schema.names]
+                [owner, *payload.columns], [OWNER, *payload.schema.names]
             )
         # A restart may change the delay, but earlier tuples were freed according to the stored delay.
         meta = {"rows": self.keys, "held": self.held, "newest": self.newest, "delay": self.joined.delay}
@@ -419,7 +419,7 @@ class UpdateJoin:
         width = len(self.joined.left.key)
         keys = [self.joined.left.schema.field(name) for name in self.joined.left.key]
         fields = [*keys, *(pa.field(name, pa.int64()) for name in self._times)]
-        keys_block = unit.block("cells", pa.schema([field.with_nullable(False) for field in fields]))
+        keys_block = unit.block(KEY_BLOCK, pa.schema([field.with_nullable(False) for field in fields]))
         if not keys_block.num_rows:
             return
         ids = self._index.find_or_add(self.joined.left.codec.encode(keys_block.columns[:width]))
@@ -429,12 +429,12 @@ class UpdateJoin:
         for name, side in zip(_SIDES, self._sides, strict=True):
             time = side.stream.time
             stored = [field.with_nullable(field.nullable and field.name != time) for field in side.payload]
-            schema = pa.schema([pa.field(_OWNER, pa.int64(), nullable=False), *stored])
+            schema = pa.schema([pa.field(OWNER, pa.int64(), nullable=False), *stored])
             block = unit.block(name, schema, side.stream.may_add)
             payload = pa.RecordBatch.from_arrays(block.columns[1:], schema=side.payload)
             times = side.stream.times(payload)
             order = np.argsort(times, kind="stable")
-            owners = ids[unit.numbers_below(name, _OWNER, len(ids))]
+            owners = ids[unit.numbers_below(name, OWNER, len(ids))]
             side.put(owners[order], times[order], payload.take(pa.array(order)))
         if self._deletes is not None:
             for side, deleted in zip(self._sides, self._deletes.sides, strict=True):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import CorruptDataError
+from penstock.operators.key_blocks import KEY_BLOCK
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream
 from penstock.state_store.keys.key_index import KeyIndex, grow
 from penstock.state_store.keys.key_words import Keys, Words
@@ -177,7 +178,7 @@ class KeyRecords:
         seen = np.zeros(len(self), np.bool_)
         seen[ids] = True
         if np.count_nonzero(seen) < len(ids):
-            raise CorruptDataError("a key occurs twice in a block", block="cells")
+            raise CorruptDataError("a key occurs twice in a block", block=KEY_BLOCK)
         self._set(ids, block.columns[len(self._key) :])
         return ids, ids[waiting]
 

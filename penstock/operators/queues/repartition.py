@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError
+from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.queues.key_records import is_before_horizon
 from penstock.operators.scheduling.abc import FIRST_CUT_RANK
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers
@@ -34,9 +35,7 @@ from penstock.state_store.keys.key_words import KeyCodec, Words, buckets_of
 
 __all__ = ["QueueState", "merge_ranks", "merge_states", "read_state", "source_buckets"]
 
-_RECORD, _ARRIVED, _RANK, _START = (
-    f"{RESERVED_PREFIX}{name}" for name in ("cell", "arrived", "rank", "start")
-)
+_ARRIVED, _RANK, _START = (f"{RESERVED_PREFIX}{name}" for name in ("arrived", "rank", "start"))
 _COST = f"{RESERVED_PREFIX}cost_us"
 _UNIT_KEYS = 1 << 20
 _UNIT_BYTES = 256 << 20
@@ -88,9 +87,9 @@ class QueueState:
             first, last = np.searchsorted(self.places, [begin, begin + step]).tolist()
             rows = _one_batch(self.waiting.slice(first, last - first))
             record = pa.array(self.places[first:last] - begin)
-            cells = _one_batch(self.records.slice(begin, step))
-            numbered = pa.RecordBatch.from_arrays([record, *rows.columns], [_RECORD, *rows.schema.names])
-            yield PUnit("snapshot", self.meta, {"cells": cells, "rows": numbered})
+            key_records = _one_batch(self.records.slice(begin, step))
+            numbered = pa.RecordBatch.from_arrays([record, *rows.columns], [OWNER, *rows.schema.names])
+            yield PUnit("snapshot", self.meta, {KEY_BLOCK: key_records, "rows": numbered})
 
 
 def read_state(units: Iterable[PUnit], key: Sequence[str]) -> QueueState:
@@ -109,19 +108,19 @@ def read_state(units: Iterable[PUnit], key: Sequence[str]) -> QueueState:
     count = 0
     for unit in units:
         try:
-            cells, rows = unit.blocks["cells"], unit.blocks["rows"]
-            keys = KeyCodec([cells.schema.field(name) for name in key]).encode(
-                cells.select(list(key)).columns
+            key_records, rows = unit.blocks[KEY_BLOCK], unit.blocks["rows"]
+            keys = KeyCodec([key_records.schema.field(name) for name in key]).encode(
+                key_records.select(list(key)).columns
             )
-            own = unit.numbers_below("rows", _RECORD, cells.num_rows, ascend=True)
-            rows = rows.drop_columns([_RECORD])
+            own = unit.numbers_below("rows", OWNER, key_records.num_rows, ascend=True)
+            rows = rows.drop_columns([OWNER])
             rows.schema.field(_RANK), rows.schema.field(_ARRIVED)
         except (KeyError, pa.ArrowInvalid) as error:
             raise CorruptDataError("a p-unit is not the state of an update queue", kind=unit.kind) from error
         numbers = index.find_or_add(keys)
         last = grow(last, len(index))
         last[numbers] = np.arange(count, count + len(numbers))
-        records.append(cells)
+        records.append(key_records)
         waiting.append(rows)
         places.append(own + count)
         count += len(numbers)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.operators.freshness.classes import list_urgent, pop_urgent
+from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.accounts import NOWHERE, KeyAccounts
 from penstock.operators.queues.dropped import find_dropped, find_replaced_duplicates
@@ -49,7 +50,6 @@ _PAGE_ROWS = 256
 _UNIT_KEYS = 1 << 20
 """Maximum number of keys in a p-unit of a snapshot."""
 
-_RECORD = f"{RESERVED_PREFIX}cell"
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
 
 
@@ -106,7 +106,7 @@ class UpdateQueue(KeyedQueue):
         self.expiry = KeyExpiry()
         places = {f"{RESERVED_PREFIX}{name}": kind for name, kind in self._queue.columns.items()}
         rank = next(iter(places))
-        fixed = {_RECORD: pa.int64(), rank: places[rank], _ARRIVED: pa.int64(), **places}
+        fixed = {OWNER: pa.int64(), rank: places[rank], _ARRIVED: pa.int64(), **places}
         self._row_schema = pa.schema([
             *(pa.field(name, kind, nullable=False) for name, kind in fixed.items()),
             *(field.with_nullable(field.nullable and field.name != stream.time) for field in self._payload),
@@ -255,7 +255,7 @@ class UpdateQueue(KeyedQueue):
         """Return the changes since the last call, to be stored."""
         changed = self._records.take_changed()
         unit = self._unit("delta", changed)
-        self._records.update_table(unit.blocks["cells"], changed)
+        self._records.update_table(unit.blocks[KEY_BLOCK], changed)
         self._forget()
         return unit
 
@@ -265,7 +265,7 @@ class UpdateQueue(KeyedQueue):
         begins = range(0, max(len(ids), 1), _UNIT_KEYS)
         units = [self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins]
         meta, rows = units[0].meta, self._unit("snapshot", ids[:0]).blocks["rows"]
-        return chain(units, (PUnit("snapshot", meta, {"cells": records, "rows": rows}) for records in others))
+        return chain(units, (PUnit("snapshot", meta, {KEY_BLOCK: one, "rows": rows}) for one in others))
 
     def _unit(self, kind: str, ids: Integers) -> PUnit:
         records = self._records
@@ -286,14 +286,14 @@ class UpdateQueue(KeyedQueue):
                 **self._queue.meta,
             },
             blocks={
-                "cells": records.block(ids),
+                KEY_BLOCK: records.block(ids),
                 "rows": pa.RecordBatch.from_arrays(
                     [
                         pa.array(np.flatnonzero(waits)),
                         *(pa.array(places[name]) for name in fixed),
                         *payload.columns,
                     ],
-                    [_RECORD, *fixed, *payload.schema.names],
+                    [OWNER, *fixed, *payload.schema.names],
                 ),
             },
         )
@@ -318,13 +318,13 @@ class UpdateQueue(KeyedQueue):
 
     def _apply(self, unit: PUnit) -> None:
         records_block, rows_block = (
-            unit.block("cells", self._records.schema),
+            unit.block(KEY_BLOCK, self._records.schema),
             unit.block("rows", self._row_schema, self.stream.may_add),
         )
         if records_block.num_rows == 0:
             return
         records = self._records
-        places = unit.numbers_below("rows", _RECORD, records_block.num_rows, ascend=True)
+        places = unit.numbers_below("rows", OWNER, records_block.num_rows, ascend=True)
         ids, waiting = records.take_up(records_block, places)
         self._queue.reserve(records.capacity)
         held = records["location"][ids]

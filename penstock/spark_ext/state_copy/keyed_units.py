@@ -20,9 +20,10 @@ from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.queues.repartition import source_buckets
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
-from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream
+from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.state_copy.query_copy import CopiedBucket, QueryCopy, explain_missing_file
 from penstock.spark_ext.state_reader.state_view import Stored
 from penstock.spark_ext.state_reader.window_view import window_view
@@ -44,7 +45,6 @@ __all__ = [
     "select_groups",
 ]
 
-_OWNER = f"{RESERVED_PREFIX}cell"
 SIDES = ("left", "right")
 """The blocks with the tuples of a join's sides. The settings with their columns have the same names."""
 _MARK = f"{DELETED_COLUMN} boolean"
@@ -186,8 +186,8 @@ class JoinBuckets(OldUnits):
         key, streams = tuple(self._specification["key"]), []
         for side in SIDES:
             unit = max(units, key=lambda unit: unit.blocks[side].num_columns)
-            fields = [unit.blocks["cells"].schema.field(name) for name in key]
-            fields += [one for one in unit.blocks[side].schema if one.name != _OWNER]
+            fields = [unit.blocks[KEY_BLOCK].schema.field(name) for name in key]
+            fields += [one for one in unit.blocks[side].schema if one.name != OWNER]
             marks = marks_deletes(self._specification, side)
             fields += [pa.field(DELETED_COLUMN, pa.bool_())] if marks else []
             deleted = DELETED_COLUMN if marks else None
@@ -231,16 +231,16 @@ class JoinBuckets(OldUnits):
 
 def _select_keys(unit: PUnit, key: Sequence[str], bucket: int, buckets: int) -> PUnit:
     """Return the keys of a unit that belong to a bucket, and their tuples."""
-    cells = unit.blocks["cells"]
-    codec = KeyCodec([cells.schema.field(name) for name in key])
-    mine = buckets_of(codec.encode([cells.column(name) for name in key]).hashes, buckets) == bucket
+    key_rows = unit.blocks[KEY_BLOCK]
+    codec = KeyCodec([key_rows.schema.field(name) for name in key])
+    mine = buckets_of(codec.encode([key_rows.column(name) for name in key]).hashes, buckets) == bucket
     numbers = np.cumsum(mine) - 1
-    blocks = {"cells": cells.filter(pa.array(mine))}
+    blocks = {KEY_BLOCK: key_rows.filter(pa.array(mine))}
     for side in SIDES:
         rows = unit.blocks[side]
-        owner = rows.column(_OWNER).to_numpy()
+        owner = rows.column(OWNER).to_numpy()
         kept = rows.filter(pa.array(mine[owner]))
-        place = kept.schema.get_field_index(_OWNER)
+        place = kept.schema.get_field_index(OWNER)
         owners = pa.array(numbers[owner[mine[owner]]])
         blocks[side] = kept.set_column(place, kept.schema.field(place), owners)
     return replace(unit, blocks=blocks)
@@ -253,7 +253,7 @@ def _join_state(parts: list[PUnit], stored: Sequence[Mapping[str, Any]]) -> Writ
     if newest is None and not horizons:
         return None
     meta = {
-        "rows": sum(part.blocks["cells"].num_rows for part in parts),
+        "rows": sum(part.blocks[KEY_BLOCK].num_rows for part in parts),
         "held": sum(part.blocks[side].num_rows for part in parts for side in SIDES),
         "newest": newest,
     }

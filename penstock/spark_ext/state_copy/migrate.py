@@ -21,6 +21,7 @@ from pyspark.sql.types import ByteType, StructField, StructType
 
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
+from penstock.operators.key_blocks import KEY_BLOCK
 from penstock.operators.queues.repartition import QueueState
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN
@@ -228,7 +229,7 @@ def _compare(
         blocks = BucketStore(place.files).read_version(place.pointer)[1].blocks
     stored = {
         field.name: field.type
-        for block in (blocks["cells"], blocks["rows" if part == "schema" else part])
+        for block in (blocks[KEY_BLOCK], blocks["rows" if part == "schema" else part])
         for field in block.schema
         if not field.name.startswith(RESERVED_PREFIX) or field.name == SOURCE_COLUMN
     }

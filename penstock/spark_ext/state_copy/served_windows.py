@@ -18,6 +18,7 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.errors import InternalError
 from penstock.operators.aggregates.wide import cast_sums, schema_like
+from penstock.operators.key_blocks import KEY_BLOCK
 from penstock.operators.queues.repartition import merge_ranks
 from penstock.operators.update_stream.choices import WindowMode
 from penstock.operators.update_stream.stream import Integers
@@ -40,7 +41,7 @@ class _Part:
 
     groups: pa.RecordBatch
     panes: dict[str, pa.RecordBatch]
-    cells: pa.RecordBatch
+    key_rows: pa.RecordBatch
     rows: pa.RecordBatch
     queue: Mapping[str, Any]
 
@@ -71,10 +72,10 @@ class ServedWindowBuckets(OldUnits):
         for units, _ in sources:
             parts.append(self._select(units, bucket, buckets, count))
             count += parts[-1].groups.num_rows
-        cells = _merge_cells(parts)
-        owners = np.cumsum([0, *(part.cells.num_rows for part in parts)])
+        key_rows = _merge_key_rows(parts)
+        owners = np.cumsum([0, *(part.key_rows.num_rows for part in parts)])
         rows = [_shift(part.rows, int(begin)) for part, begin in zip(parts, owners, strict=False)]
-        waiting = int(np.count_nonzero(cells.column("candidate").to_numpy() != NEVER))
+        waiting = int(np.count_nonzero(key_rows.column("candidate").to_numpy() != NEVER))
         stored = [meta for _, meta in sources]
         horizons = [one for one in stored if "horizon" in one]
         named: dict[str, Any] = {"names_groups": True} if any("names_groups" in one for one in stored) else {}
@@ -84,14 +85,14 @@ class ServedWindowBuckets(OldUnits):
         blocks = {
             "groups": pa.concat_batches([part.groups for part in parts]),
             **{name: _concat([part.panes[name] for part in parts]) for name in parts[0].panes},
-            "cells": cells,
+            KEY_BLOCK: key_rows,
             "rows": _concat(rows),
         }
         meta = {
             "rows": count,
             "waiting": waiting,
             "panes": {**self._facts, "rows": blocks["entries"].num_rows, "entries_before": 0},
-            "queue": self._queue_meta(parts, cells.num_rows, waiting, buckets),
+            "queue": self._queue_meta(parts, key_rows.num_rows, waiting, buckets),
             **named,
         }
         return WrittenState([PUnit("snapshot", meta, blocks)])
@@ -121,11 +122,11 @@ class ServedWindowBuckets(OldUnits):
             buckets,
         )
         queues = [unit for unit in units if "queue" in unit.meta]
-        chosen = [_select_cells(unit, stored, numbers) for unit in queues]
-        begins = np.cumsum([0, *(one["cells"].num_rows for one in chosen)])
+        chosen = [_select_key_rows(unit, stored, numbers) for unit in queues]
+        begins = np.cumsum([0, *(one[KEY_BLOCK].num_rows for one in chosen)])
         rows = [_shift(one["rows"], int(begin)) for one, begin in zip(chosen, begins, strict=False)]
-        cells = pa.concat_batches([one["cells"] for one in chosen])
-        return _Part(groups, panes, cells, _concat(rows), queues[-1].meta["queue"])
+        key_rows = pa.concat_batches([one[KEY_BLOCK] for one in chosen])
+        return _Part(groups, panes, key_rows, _concat(rows), queues[-1].meta["queue"])
 
     def _queue_meta(self, parts: Sequence[_Part], keys: int, waiting: int, buckets: int) -> dict[str, Any]:
         def known(name: str) -> list[Any]:
@@ -155,50 +156,50 @@ def window_buckets(copy: QueryCopy, specification: Mapping[str, Any]) -> WindowB
     return (WindowBuckets if append else ServedWindowBuckets)(copy, specification)
 
 
-def _select_cells(unit: PUnit, stored: Integers, numbers: Integers) -> dict[str, pa.RecordBatch]:
+def _select_key_rows(unit: PUnit, stored: Integers, numbers: Integers) -> dict[str, pa.RecordBatch]:
     """Return the key rows and tuples of the groups with these stored numbers, with their new numbers."""
-    cells, rows = unit.blocks["cells"], unit.blocks["rows"]
-    mine = np.isin(cells.column("key").to_numpy(), stored)
+    key_rows, rows = unit.blocks[KEY_BLOCK], unit.blocks["rows"]
+    mine = np.isin(key_rows.column("key").to_numpy(), stored)
     owner = rows.column(0).to_numpy()
     places = np.cumsum(mine) - 1
     kept = rows.filter(pa.array(mine[owner]))
     kept = kept.set_column(0, kept.schema.field(0), pa.array(places[owner[mine[owner]]]))
-    some = PUnit(unit.kind, {}, {"cells": cells.filter(pa.array(mine)), "rows": kept})
+    some = PUnit(unit.kind, {}, {KEY_BLOCK: key_rows.filter(pa.array(mine)), "rows": kept})
     return renumber_key_rows(some, kept, stored, numbers)
 
 
-def _merge_cells(parts: Sequence[_Part]) -> pa.RecordBatch:
+def _merge_key_rows(parts: Sequence[_Part]) -> pa.RecordBatch:
     """Return the key rows of all parts, with their places in the merged queue."""
-    cells = pa.concat_batches([part.cells for part in parts])
+    key_rows = pa.concat_batches([part.key_rows for part in parts])
     if len(parts) == 1:
-        return cells
-    waits = [part.cells.column("candidate").to_numpy() != NEVER for part in parts]
+        return key_rows
+    waits = [part.key_rows.column("candidate").to_numpy() != NEVER for part in parts]
     lines = [
-        tuple(part.cells.column(name).to_numpy()[mask] for name in ("rank", "since_us"))
+        tuple(part.key_rows.column(name).to_numpy()[mask] for name in ("rank", "since_us"))
         for part, mask in zip(parts, waits, strict=True)
     ]
-    ranks = cells.column("rank").to_numpy().copy()
+    ranks = key_rows.column("rank").to_numpy().copy()
     ranks[np.concatenate(waits)] = merge_ranks(lines)
-    cells = _set(cells, "rank", ranks)
+    key_rows = _set(key_rows, "rank", ranks)
     # Groups that are being processed keep the order of their old bucket; groups of different buckets
     # alternate.
     places = []
     for part in parts:
-        ready = part.cells.column("ready_rank").to_numpy().copy()
-        under = part.cells.column("service").to_numpy() == READY
+        ready = part.key_rows.column("ready_rank").to_numpy().copy()
+        under = part.key_rows.column("service").to_numpy() == READY
         ready[under] = np.argsort(np.argsort(ready[under]))
         places.append(ready)
-    ready, under = np.concatenate(places), cells.column("service").to_numpy() == READY
+    ready, under = np.concatenate(places), key_rows.column("service").to_numpy() == READY
     ready[under] = np.argsort(np.argsort(ready[under], kind="stable"), kind="stable") + 1
-    cells = _set(cells, "ready_rank", ready)
-    if "start" in cells.schema.names:
+    key_rows = _set(key_rows, "ready_rank", ready)
+    if "start" in key_rows.schema.names:
         clocks = [float(part.queue["virtual_time"]) for part in parts]
         starts = [
-            part.cells.column("start").to_numpy() + (max(clocks) - clock)
+            part.key_rows.column("start").to_numpy() + (max(clocks) - clock)
             for part, clock in zip(parts, clocks, strict=True)
         ]
-        cells = _set(cells, "start", np.concatenate(starts))
-    return cells
+        key_rows = _set(key_rows, "start", np.concatenate(starts))
+    return key_rows
 
 
 def _concat(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ from pyspark.sql.types import StringType, StructType
 from penstock.checkpointing import PUnit
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream, to_times
 from penstock.spark_ext.state_reader.state_view import Ours, Stored, displayed_schema, one_of_tables
@@ -49,11 +50,11 @@ class JoinView:
 
     def rows(self, state: UpdateJoin, unit: PUnit) -> list[pa.Array[Any]] | None:
         """See `StateView.rows`."""
-        cells, left = unit.blocks["cells"], self.joined.left
-        keys = [cells.column(name) for name in left.key]
+        key_rows, left = unit.blocks[KEY_BLOCK], self.joined.left
+        keys = [key_rows.column(name) for name in left.key]
         if not self.held:
             kind = left.schema.field(left.time).type
-            matched = (cells.column(f"{RESERVED_PREFIX}{side}").to_numpy() for side in _SIDES)
+            matched = (key_rows.column(f"{RESERVED_PREFIX}{side}").to_numpy() for side in _SIDES)
             return [*keys, *(to_times(times, kind) for times in matched)]
         parts = [self._held_rows(keys, side, unit.blocks[side]) for side in _SIDES]
         return list(pa.concat_batches(parts).columns)
@@ -61,7 +62,7 @@ class JoinView:
     def _held_rows(self, keys: list[pa.Array[Any]], side: str, block: pa.RecordBatch) -> pa.RecordBatch:
         """Return the tuples that a side holds, with nulls in the other side's columns."""
         rows = block.num_rows
-        of = block.column(f"{RESERVED_PREFIX}cell")
+        of = block.column(OWNER)
         key_columns = dict(zip(self.joined.left.key, (key.take(of) for key in keys), strict=True))
         key_columns |= {name: block.column(name) for name in block.schema.names}
         columns = [pa.repeat(pa.scalar(side), rows)]
@@ -82,7 +83,7 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
     """
     specification = stored.specification
     held = one_of_tables((_KEYS, _HELD), table, of="a join") == _HELD
-    sides = [stored.columns(specification[side], "cells", side) for side in _SIDES]
+    sides = [stored.columns(specification[side], KEY_BLOCK, side) for side in _SIDES]
     key, time = tuple(specification["key"]), specification["time"]
     # A restart may change a condition, but not whether a side has deletes. The last column of such a side is
     # the mark of deletes.

@@ -11,6 +11,7 @@ from pyspark.sql.types import BooleanType, DoubleType, LongType, StructType
 
 from penstock.checkpointing import PUnit
 from penstock.operators.freshness.classes import KeyClasses
+from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
@@ -82,14 +83,14 @@ class QueueView:
             block = unit.blocks["appended"]
             place = np.arange(unit.meta["first"], unit.meta["first"] + block.num_rows)
             return [pa.array(place), *block.columns]
-        cells, rows = unit.blocks["cells"], unit.blocks["rows"]
+        key_records, rows = unit.blocks[KEY_BLOCK], unit.blocks["rows"]
         names = ("emitted", *_extra_columns(self.stream, self.policy))
-        stored = {name: cells.column(f"{RESERVED_PREFIX}{name}").to_numpy() for name in names}
-        place = np.full(cells.num_rows, -1, np.int64)
-        place[rows.column(f"{RESERVED_PREFIX}cell").to_numpy()] = np.arange(rows.num_rows)
+        stored = {name: key_records.column(f"{RESERVED_PREFIX}{name}").to_numpy() for name in names}
+        place = np.full(key_records.num_rows, -1, np.int64)
+        place[rows.column(OWNER).to_numpy()] = np.arange(rows.num_rows)
         waiting = rows.take(pa.array(place, mask=place < 0))
         return [
-            *(cells.column(name) for name in self.stream.key),
+            *(key_records.column(name) for name in self.stream.key),
             to_times(stored.pop("emitted"), self.stream.schema.field(self.stream.time).type),
             pa.array(place >= 0),
             *(waiting.column(name) for name in self.stream.payload),
@@ -110,7 +111,7 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
     semantics = Semantics(specification.get("semantics") or Semantics.UPDATE)
     tables = (_KEYS,) if semantics is Semantics.UPDATE else (_KEYS, _APPENDED)
     shown = one_of_tables(tables, table, of=f"a queue of {semantics} semantics")
-    columns = stored.columns(specification["schema"], "cells", "rows")
+    columns = stored.columns(specification["schema"], KEY_BLOCK, "rows")
     weight = specification.get("weight")
     stream = UpdateStream(
         stored.arrow(columns),

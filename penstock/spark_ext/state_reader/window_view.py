@@ -26,6 +26,7 @@ from penstock.checkpointing import PUnit
 from penstock.operators.aggregates.decomposition import pane_ms
 from penstock.operators.aggregates.moments import from_settings, upgrade_entries
 from penstock.operators.aggregates.wide import WIDE
+from penstock.operators.key_blocks import KEY_BLOCK
 from penstock.operators.scan.spec import Partial
 from penstock.operators.scheduling.policy import Policy
 from penstock.spark_ext.api.update_window import TIME
@@ -54,7 +55,7 @@ from penstock.windows.update.windows import UpdateWindows
 __all__ = ["SidesView", "WindowView", "sides_view", "window_view"]
 
 _PANES, _ROWS, _COUNTS, _KEYS, _SETTLED = "panes", "rows", "counts", "keys", "settled"
-_BLOCKS = {_PANES: "entries", _ROWS: "waiting", _COUNTS: "numbered", _KEYS: "cells", _SETTLED: "rows"}
+_BLOCKS = {_PANES: "entries", _ROWS: "waiting", _COUNTS: "numbered", _KEYS: KEY_BLOCK, _SETTLED: "rows"}
 _SIDES = ("left", "right")
 _BOUNDS = {
     FIRST_TIME: Partial("min", ENTRY_PANE, FIRST_TIME),
@@ -137,17 +138,17 @@ class WindowView:
             return _entries(block, self.layout, self.places)
         if not isinstance(state, UpdateWindows) or self.table in (_ROWS, _COUNTS):
             return list(block.columns)
-        cells = unit.blocks["cells"]
-        ids = cells.column("key").to_numpy()
+        key_rows = unit.blocks[KEY_BLOCK]
+        ids = key_rows.column("key").to_numpy()
         if self.table == _KEYS:
-            return [*state.groups_of(ids), *self._key_columns(cells)]
+            return [*state.groups_of(ids), *self._key_columns(key_rows)]
         owner, pane, _, *values = block.columns
         return [*state.groups_of(ids[owner.to_numpy()]), self.places.to_starts(pane.to_numpy()), *values]
 
-    def _key_columns(self, cells: pa.RecordBatch) -> list[pa.Array[Any]]:
-        """Return the stored columns of groups in a window queue, under the names of `_cell_columns`."""
+    def _key_columns(self, key_rows: pa.RecordBatch) -> list[pa.Array[Any]]:
+        """Return the stored columns of groups in a window queue, under the names of `_key_row_columns`."""
         slide = self.layout.spec.slide
-        of = {name: cells.column(name).to_numpy() for name in cells.schema.names}
+        of = {name: key_rows.column(name).to_numpy() for name in key_rows.schema.names}
         waits, busy = of["candidate"] != NEVER, of["service"] != FREE
 
         def starts(name: str, there: npt.NDArray[np.bool_]) -> pa.Array[Any]:
@@ -222,7 +223,7 @@ def window_view(stored: Stored, table: str | None) -> WindowView:
     groups, entry = spark_schema(layout.groups), _entry_columns(layout, places)
     columns: list[StructField | Ours] = entry
     if chosen == _KEYS:
-        columns = [*groups, *_cell_columns(places, policy)]
+        columns = [*groups, *_key_row_columns(places, policy)]
     elif chosen == _COUNTS:
         columns = [*groups, Ours("numbered", LongType())]
     elif chosen == _ROWS and isinstance(layout, RowLayout | DeletingLayout):
@@ -269,7 +270,7 @@ def _entry_columns(layout: WindowLayout, places: _Places) -> list[StructField | 
     return [*spark_schema(layout.groups), Ours(places.column, places.kind), *spark_schema(pa.schema(values))]
 
 
-def _cell_columns(places: _Places, policy: Policy) -> list[Ours]:
+def _key_row_columns(places: _Places, policy: Policy) -> list[Ours]:
     rows = isinstance(places.kind, LongType)
     columns = [
         Ours(f"newest_{places.column}", places.kind),

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.aggregates.wide import cast_sums, narrow_words, schema_like
+from penstock.operators.key_blocks import OWNER
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers
 from penstock.state_store.keys.key_index import grow
@@ -19,10 +20,9 @@ from penstock.windows.update import transitions, zones
 
 __all__ = ["OWN_COLUMNS", "WindowBuffers"]
 
-_KEY_ROW = f"{RESERVED_PREFIX}cell"
 _PANE = f"{RESERVED_PREFIX}pane"
 _MARK = f"{RESERVED_PREFIX}mark"
-OWN_COLUMNS = (_KEY_ROW, _PANE, _MARK)
+OWN_COLUMNS = (OWNER, _PANE, _MARK)
 """The columns of stored tuples that are not in the payload."""
 _STORED = {
     "newest": zones.NEWEST,

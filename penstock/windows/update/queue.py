@@ -41,6 +41,7 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.wide import schema_like
+from penstock.operators.key_blocks import KEY_BLOCK
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_cost
@@ -375,7 +376,7 @@ class WindowQueue:
                 "cost_us": self.measured_cost_us,
                 **self.scheduler.meta,
             },
-            blocks={"cells": pa.RecordBatch.from_arrays(arrays, list(key_rows)), "rows": rows},
+            blocks={KEY_BLOCK: pa.RecordBatch.from_arrays(arrays, list(key_rows)), "rows": rows},
         )
 
     def _windows(self) -> dict[str, Any]:
@@ -394,14 +395,14 @@ class WindowQueue:
                 )
         columns, none = self._store_keys(np.zeros(0, np.int64))
         kinds = {name: pa.from_numpy_dtype(values.dtype) for name, values in columns.items()}
-        block = unit.block("cells", pa.schema([pa.field(*item, nullable=False) for item in kinds.items()]))
+        block = unit.block(KEY_BLOCK, pa.schema([pa.field(*item, nullable=False) for item in kinds.items()]))
         stored_rows = unit.blocks.get("rows", none).schema
         rows = unit.block("rows", schema_like(none.schema, stored_rows, fixed=OWN_COLUMNS))
         if not block.num_rows:
             return
         key_rows = {name: block.column(name).to_numpy() for name in block.schema.names}
-        ids = unit.numbers_below("cells", "key", keys, ascend=True)
-        unit.numbers_below("cells", "service", transitions.STATES)
+        ids = unit.numbers_below(KEY_BLOCK, "key", keys, ascend=True)
+        unit.numbers_below(KEY_BLOCK, "service", transitions.STATES)
         self._make_key_rows(int(ids[-1]) + 1)
         self.buffers.restore(ids, key_rows, rows, replace=unit.kind == "snapshot")
         self.scheduler.put_back(ids, key_rows)

@@ -7,12 +7,12 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError
+from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.update_stream.stream import Integers
-from penstock.windows.update.buffer import OWN_COLUMNS
 
 __all__ = ["renumber_key_rows"]
 
-_KEY, _OWNER = "key", OWN_COLUMNS[0]
+_KEY = "key"
 
 
 def renumber_key_rows(
@@ -23,7 +23,7 @@ def renumber_key_rows(
     Parameters
     ----------
     unit : PUnit
-        The unit, with the key rows in the block ``cells``, and the tuples in the block ``rows``.
+        The unit, with the key rows in the block `KEY_BLOCK`, and the tuples in the block ``rows``.
     rows : pyarrow.RecordBatch
         The tuples to use instead of the tuples in `unit`; they may have more or wider columns.
     stored, numbers : int64 arrays
@@ -34,25 +34,25 @@ def renumber_key_rows(
     CorruptDataError
         If a key row has an unknown number, or a tuple has no key row.
     """
-    cells = unit.blocks["cells"]
-    for name, column in (("cells", _KEY), ("rows", _OWNER)):
+    key_rows = unit.blocks[KEY_BLOCK]
+    for name, column in ((KEY_BLOCK, _KEY), ("rows", OWNER)):
         block = unit.blocks[name]
         at = block.schema.get_field_index(column)
         if at < 0 or block.schema.field(at).type != pa.int64() or block.column(at).null_count:
             raise CorruptDataError("a block lacks a column of numbers", block=name, column=column)
     order = np.argsort(stored)
-    keys = cells.column(_KEY).to_numpy()
+    keys = key_rows.column(_KEY).to_numpy()
     if not np.isin(keys, stored).all():
-        raise CorruptDataError("a key row has the number of an unknown group", block="cells")
+        raise CorruptDataError("a key row has the number of an unknown group", block=KEY_BLOCK)
     found = numbers[order[np.searchsorted(stored, keys, sorter=order)]]
     order = np.argsort(found, kind="stable")
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
-    owners = places[unit.numbers_below("rows", _OWNER, len(order))]
+    owners = places[unit.numbers_below("rows", OWNER, len(order))]
     sorted_rows = np.argsort(owners, kind="stable")
     return {
-        "cells": _set(cells.take(pa.array(order)), _KEY, found[order]),
-        "rows": _set(rows.take(pa.array(sorted_rows)), _OWNER, owners[sorted_rows]),
+        KEY_BLOCK: _set(key_rows.take(pa.array(order)), _KEY, found[order]),
+        "rows": _set(rows.take(pa.array(sorted_rows)), OWNER, owners[sorted_rows]),
     }
 
 

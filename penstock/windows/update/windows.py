@@ -15,6 +15,7 @@ from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.aggregates.moments import upgrade_entries
 from penstock.operators.freshness.controller import ControllerState
+from penstock.operators.key_blocks import KEY_BLOCK
 from penstock.operators.queues.key_records import ForgetRule
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
@@ -264,7 +265,7 @@ class UpdateWindows:
         panes, queue = self._panes.delta(), self._queue.delta()
         ids = np.arange(self._stored, self._panes.groups)
         if self._names_groups:
-            ids = queue.blocks["cells"].column("key").to_numpy()
+            ids = queue.blocks[KEY_BLOCK].column("key").to_numpy()
         self._stored = self._panes.groups
         blocks = {"groups": self._groups(ids), **panes.blocks, **queue.blocks}
         left = len(self._gone)
@@ -347,7 +348,7 @@ class UpdateWindows:
                 blocks = dict(unit.blocks)
                 if "rows" in blocks:
                     blocks["rows"] = upgrade_entries(blocks["rows"], self._layout.partials)
-                if named and "cells" in blocks and "rows" in blocks:
+                if named and KEY_BLOCK in blocks and "rows" in blocks:
                     blocks |= renumber_key_rows(unit, blocks["rows"], *named_as)
                 stored = PUnit(unit.kind, unit.fields.plain("queue"), blocks)
                 self._queue.restore([stored], keys=self._panes.groups)
