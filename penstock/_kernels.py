@@ -23,14 +23,30 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 
 from penstock._clock import new_id
 from penstock._durable import replace
 
-__all__ = ["UNCOMPILABLE", "kernel", "load_generated", "load_run", "program_kernel", "users_kernel"]
+__all__ = [
+    "GOLDEN",
+    "MIX_1",
+    "MIX_2",
+    "UNCOMPILABLE",
+    "kernel",
+    "load_generated",
+    "load_run",
+    "program_kernel",
+    "users_kernel",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""The odd number next to 2 ** 64 divided by the golden ratio: a multiplier of hashes."""
+MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""The multipliers in the last steps of hashes."""
 _NOT_NEEDED = frozenset({
     "AnnotateTypes",
     "DeadBranchPrune",

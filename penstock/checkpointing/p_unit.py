@@ -43,6 +43,7 @@ __all__ = [
     "CODEC",
     "FORMAT_VERSION",
     "MAGIC",
+    "MAX_UNIT_ROWS",
     "PUnit",
     "choose_packed_cascades",
     "decode",
@@ -66,6 +67,8 @@ PACKED_FLOATS = f"decimal>{PACKED}"
 
 MAGIC = b"PENSTOCK"
 """The first bytes of a p-unit."""
+MAX_UNIT_ROWS = 1 << 20
+"""A snapshot is divided into p-units of at most this many keys or rows."""
 _PREFIX = struct.Struct("<8sHHI")
 _CHECKSUM = struct.Struct("<Q")
 _HEADER_AT = _PREFIX.size + _CHECKSUM.size

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock._kernels import kernel
+from penstock._kernels import GOLDEN, MIX_1, kernel
 from penstock.compression.kernels.instructions import prefetch
 
 __all__ = [
@@ -41,8 +41,6 @@ __all__ = [
 
 Entries = npt.NDArray[np.int64]
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xBF58476D1CE4E5B9)
 _S32, _S29 = np.uint64(32), np.uint64(29)
 _MIN_BITS = 6
 _LINE_BITS = 2
@@ -62,15 +60,15 @@ def new_index(rows: int) -> tuple[Entries, int]:
 @kernel
 def _first(word: int, shift: int) -> Any:
     h = np.uint64(word) >> _S2
-    h = (h ^ (h >> _S32)) * _MULTIPLIER
+    h = (h ^ (h >> _S32)) * GOLDEN
     return np.int64((h >> np.uint64(shift + _LINE_BITS)) << _S2) | (np.int64(word) & _LINE)
 
 
 @kernel
 def word_2(a: int, b: int) -> Any:
     """Return the word of a key of two columns."""
-    h = (np.uint64(a) * _MULTIPLIER) ^ (np.uint64(a) >> _S29)
-    h = (h ^ (np.uint64(b) >> _S2)) * _MIX
+    h = (np.uint64(a) * GOLDEN) ^ (np.uint64(a) >> _S29)
+    h = (h ^ (np.uint64(b) >> _S2)) * MIX_1
     return (np.int64(h ^ (h >> _S32)) & ~_LINE) | (np.int64(b) & _LINE)
 
 

@@ -19,6 +19,7 @@ from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.update_stream.stream import Integers
 from penstock.sql.evaluate import evaluate, type_of
 from penstock.sql.expression import Expression
+from penstock.windows.append.pane_partials import empty
 from penstock.windows.layout import START, ClosedWindows
 
 __all__ = ["Finish", "Span", "Step", "WindowRows"]
@@ -142,7 +143,7 @@ class Finish:
             If an expression fails, as it would in Spark.
         """
         columns = self.rows(closed).table(self._made_names).combine_chunks()
-        (batch,) = columns.to_batches() or [_no_rows(columns.schema)]
+        (batch,) = columns.to_batches() or [empty(columns.schema)]
         return batch
 
     def finish_emitted(self, windows: pa.RecordBatch) -> pa.RecordBatch:
@@ -176,10 +177,6 @@ class Finish:
             else:
                 rows.project(step)
         return rows
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 class WindowRows:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._kernels import kernel
+from penstock._kernels import GOLDEN, kernel
 from penstock.compression.abc import UnfitError, check
 from penstock.compression.codecs.registry import Transform, decode_stream, encode_light, register
 from penstock.compression.kernels.bits import Ints, seal
@@ -38,7 +38,7 @@ def _assign_codes(values: Ints, table: Any, distinct: Any, codes: Any, most: int
     count = 0
     for i in range(values.shape[0]):
         value = values[i]
-        slot = (np.uint64(value) * np.uint64(0x9E3779B97F4A7C15)) >> unused
+        slot = (np.uint64(value) * GOLDEN) >> unused
         code = table[slot]
         while code >= 0 and distinct[code] != value:
             slot = (slot + np.uint64(1)) & mask

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._kernels import kernel
+from penstock._kernels import GOLDEN, kernel
 from penstock.compression.kernels.bits import Bytes, Ints
 from penstock.compression.kernels.byte_vectors import copy_bytes, put_word, word_at
 
@@ -140,7 +140,7 @@ def _propose(
     symbol: Any, size: Any, gain: Any, table: Any, words: Any, sizes: Any, gains: Ints, count: Any
 ) -> Any:
     """Add a symbol's saving to its candidate, or to a new candidate; return the number of candidates."""
-    slot = ((symbol ^ np.uint64(size)) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(50)
+    slot = ((symbol ^ np.uint64(size)) * GOLDEN) >> np.uint64(50)
     while table[slot] >= 0:
         candidate = table[slot]
         if words[candidate] == symbol and sizes[candidate] == size:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock._kernels import kernel
+from penstock._kernels import GOLDEN, kernel
 from penstock.compression.kernels.bits import Bytes, Ints, seal
 from penstock.compression.kernels.byte_vectors import copy_bytes, word_at
 from penstock.compression.kernels.integer_vectors import bit_length
@@ -131,7 +131,7 @@ def _head(source: Bytes, begin: int, end: int) -> Any:
 
 @kernel
 def _mix(mixed: Any, word: Any) -> Any:
-    return ((mixed ^ (mixed >> np.uint64(32))) ^ word) * np.uint64(0x9E3779B97F4A7C15)
+    return ((mixed ^ (mixed >> np.uint64(32))) ^ word) * GOLDEN
 
 
 @kernel

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._kernels import kernel
+from penstock._kernels import GOLDEN, kernel
 from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Ints
 from penstock.compression.kernels.byte_vectors import (
     classes_at,
@@ -65,7 +65,6 @@ slot, the first word, the limit of words. UNTIL is the byte that ends a word, `T
 
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _BEHIND = np.uint64(1 << 32)
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _OTHER_MULTIPLIER = np.uint64(0xC2B2AE3D27D4EB4F)
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _ABOVE_9 = np.uint64(0x7676767676767676)
@@ -309,7 +308,7 @@ def code_rows(
                         high = np.int64(_mask(word_at(source, start + 8), size - 8))
                         hash_ = (
                             np.uint64(low) ^ (np.uint64(high) * _OTHER_MULTIPLIER) ^ np.uint64(size)
-                        ) * _MULTIPLIER
+                        ) * GOLDEN
                         slot = np.int64(hash_ >> np.uint64(40)) & mask
                         first = nodes[row, SLOT]
                         code = np.int64(slots[np.uint64(first + slot)]) - 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +40,7 @@ from penstock.jobs.pipelines.graph import (
     SOURCE,
     TABLE,
     Binding,
+    checkpoint_of,
     graph_of,
     p_stream_options,
     problem_of,
@@ -269,7 +268,7 @@ def open_pipeline(
     query, source = pipeline.query, pipeline.source
     return start_local(
         bound.graph,
-        places.checkpoint or _checkpoint(pipeline),
+        places.checkpoint or checkpoint_of(pipeline),
         sources=bound.sources,
         paths=bound.paths,
         tables=bound.tables,
@@ -375,14 +374,6 @@ def source_schemas(pipeline: Pipeline, schemas: Mapping[str, str]) -> dict[str, 
 
 def _given(source: Input) -> OpenInput:
     return lambda log: source
-
-
-def _checkpoint(pipeline: Pipeline) -> str:
-    if pipeline.query.checkpoint is not None:
-        return pipeline.query.checkpoint
-    temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
-    atexit.register(temporary.cleanup)
-    return temporary.name
 
 
 def _output(pipeline: Pipeline, schema: StructType, checkpoint: str) -> Output:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +52,7 @@ __all__ = [
     "SOURCE",
     "TABLE",
     "Binding",
+    "checkpoint_of",
     "field_errors",
     "graph_of",
     "measured_counts",
@@ -432,3 +435,13 @@ def p_stream_options(sink: PStreamSink) -> dict[str, str]:
         "keepDeletes": sink.keep_deletes,
     }
     return {**sink.options, **{name: text for name, text in log.items() if text is not None}}
+
+
+def checkpoint_of(pipeline: Pipeline) -> str:
+    """Return the graph's directory; a temporary directory if none is given."""
+    if pipeline.query.checkpoint is not None:
+        return pipeline.query.checkpoint
+    # The query may outlive its handle, so the directory is deleted only when the process ends.
+    temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+    atexit.register(temporary.cleanup)
+    return temporary.name

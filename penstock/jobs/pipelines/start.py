@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,7 +17,7 @@ from penstock.conf.pipeline import Pipeline, PStreamSink, PStreamSource, Source,
 from penstock.errors import InvalidUsageError
 from penstock.jobs.cluster.shared_places import check_shared_places
 from penstock.jobs.pipelines.functions import carry_functions, import_function
-from penstock.jobs.pipelines.graph import OTHER, Binding, graph_of
+from penstock.jobs.pipelines.graph import OTHER, Binding, checkpoint_of, graph_of
 from penstock.jobs.pipelines.late_decoding import decode_results, read_encoded
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.jobs.pipelines.sinks import sink_writer
@@ -85,7 +83,7 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
         return runner.start(
             graph,
             spark,
-            resolve(spark, _checkpoint(pipeline)),
+            resolve(spark, checkpoint_of(pipeline)),
             sources=sources,
             tables=tables,
             sink=None if isinstance(pipeline.sink, PStreamSink) else write,
@@ -131,16 +129,6 @@ def _sections_of_nodes(pipeline: Pipeline) -> Iterator[None]:
         elif pipeline.join is not None and stream == OTHER:
             name = f"join.{name}"
         raise section_error(f"{name}: {error.fact}", hint=error.hint, **context) from None
-
-
-def _checkpoint(pipeline: Pipeline) -> str:
-    """Return the graph's directory; a temporary directory if none is given."""
-    if pipeline.query.checkpoint is not None:
-        return pipeline.query.checkpoint
-    # The query may outlive its handle, so the directory is deleted only when the process ends.
-    temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
-    atexit.register(temporary.cleanup)
-    return temporary.name
 
 
 def start(writing: DataStreamWriter) -> StreamingQuery:

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.checkpointing import PUnit
+from penstock.checkpointing import MAX_UNIT_ROWS, PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.operators.joins.dropped import dropped_in
 from penstock.operators.joins.join_kernels import NOBODY, find_pairs, mark_old, unlink_useless
@@ -31,9 +31,10 @@ from penstock.operators.joins.join_side import JoinSide
 from penstock.operators.joins.key_deletes import KeyDeletes
 from penstock.operators.joins.key_lives import KeyLives
 from penstock.operators.joins.matches import Matched, Pairs
-from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.joins.spec import SIDES, JoinedStream
 from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.queues.expiry import Expired
+from penstock.operators.queues.pages import PAGE_ROWS
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.dropped import DroppedTuples
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, concat
@@ -42,14 +43,11 @@ from penstock.units import FOREVER, NEVER
 
 __all__ = ["Matched", "UpdateJoin"]
 
-_PAGE_ROWS: Final = 256
-_UNIT_KEYS: Final = 1 << 20  # maximum number of keys in a p-unit of a snapshot
 _MAX_PAIRS_PER_ROUND: Final = 1 << 18  # pairs evaluated together; each key contributes at least one pair
 _MIN_DEAD_KEYS_TO_REBUILD: Final = 1024  # the index is rebuilt only if more keys than this have no state
 
 _MATCHED: Final = (f"{RESERVED_PREFIX}left", f"{RESERVED_PREFIX}right")
 _LAST: Final = f"{RESERVED_PREFIX}last"
-_SIDES: Final = ("left", "right")
 
 
 class UpdateJoin:
@@ -65,7 +63,7 @@ class UpdateJoin:
         The number of locations in a page of the paged memory.
     """
 
-    def __init__(self, joined: JoinedStream, *, page_rows: int = _PAGE_ROWS) -> None:
+    def __init__(self, joined: JoinedStream, *, page_rows: int = PAGE_ROWS) -> None:
         self.joined = joined
         self.newest: int | None = None
         self.keys = 0
@@ -224,7 +222,7 @@ class UpdateJoin:
         batches: list[pa.RecordBatch] = []
         while len(pairs.ids):
             bounds = np.zeros(len(pairs.ids) + 1, np.int64)
-            out = [np.empty(limit * len(pairs.ids), np.int64) for _ in _SIDES]
+            out = [np.empty(limit * len(pairs.ids), np.int64) for _ in SIDES]
             find_pairs(
                 pairs.ids, pairs.at_left, pairs.at_right, pairs.partner,
                 left.after, right.after, left.times, right.times, left.fresh, right.fresh,
@@ -360,7 +358,7 @@ class UpdateJoin:
         return self._unit("delta", np.flatnonzero(changed), dirty)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in p-units of at most `_UNIT_KEYS` keys."""
+        """Return the whole current state, in p-units of at most `MAX_UNIT_ROWS` keys."""
         alive = np.maximum(*(column[: len(self._index)] for column in self._matched)) != NEVER
         for side in self._sides:
             alive |= side.head[: len(self._index)] != NOBODY
@@ -372,8 +370,8 @@ class UpdateJoin:
         places = [np.flatnonzero(side.used) for side in self._sides]
         owners = [side.owner[some] for side, some in zip(self._sides, places, strict=True)]
         units = []
-        for begin in range(0, max(len(ids), 1), _UNIT_KEYS):
-            part = ids[begin : begin + _UNIT_KEYS]
+        for begin in range(0, max(len(ids), 1), MAX_UNIT_ROWS):
+            part = ids[begin : begin + MAX_UNIT_ROWS]
             held = [
                 some[(owner >= part[0]) & (owner <= part[-1])] if len(part) else some[:0]
                 for some, owner in zip(places, owners, strict=True)
@@ -389,7 +387,7 @@ class UpdateJoin:
         blocks = {
             KEY_BLOCK: pa.RecordBatch.from_arrays(keys_block, [*self.joined.left.key, *times]),
         }
-        for name, side, some in zip(_SIDES, self._sides, places, strict=True):
+        for name, side, some in zip(SIDES, self._sides, places, strict=True):
             payload = side.rows.take(some)
             owner = pa.array(np.searchsorted(ids, side.owner[some]))
             blocks[name] = pa.RecordBatch.from_arrays(
@@ -426,7 +424,7 @@ class UpdateJoin:
         self._make_room()
         for array, column in zip(self._times.values(), keys_block.columns[width:], strict=True):
             array[ids] = column.to_numpy()
-        for name, side in zip(_SIDES, self._sides, strict=True):
+        for name, side in zip(SIDES, self._sides, strict=True):
             time = side.stream.time
             stored = [field.with_nullable(field.nullable and field.name != time) for field in side.payload]
             schema = pa.schema([pa.field(OWNER, pa.int64(), nullable=False), *stored])

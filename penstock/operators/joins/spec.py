@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,10 @@ from penstock.operators.update_stream.stream import Integers, UpdateStream, to_t
 from penstock.sql.evaluate import evaluate, type_of_expression
 from penstock.sql.expression import Expression
 
-__all__ = ["JoinedStream"]
+__all__ = ["SIDES", "JoinedStream"]
+
+SIDES: Final = ("left", "right")
+"""The names of a join's sides, which its stored blocks and settings also have."""
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from penstock.checkpointing.fields import Fields
     from penstock.operators.queues.key_records import KeyRecords
 
-__all__ = ["Expired", "KeyExpiry", "Lives"]
+__all__ = ["PASSES_PER_LIFE", "Expired", "KeyExpiry", "Lives"]
 
-_PASSES_PER_LIFE = 16
+PASSES_PER_LIFE = 16
+"""How often, in a time to live, all keys are searched for those that may expire next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class KeyExpiry:
 def _ahead(horizon: int, life: int | None) -> int:
     if horizon == NEVER or life is None:
         return horizon
-    return min(horizon + life // _PASSES_PER_LIFE, FOREVER)
+    return min(horizon + life // PASSES_PER_LIFE, FOREVER)
 
 
 def _of_each(records: KeyRecords, ids: Integers, key: int, deleted: int) -> Any:

@@ -20,8 +20,10 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import grow
 
-__all__ = ["PagedMemory"]
+__all__ = ["PAGE_ROWS", "PagedMemory"]
 
+PAGE_ROWS = 256
+"""The default number of locations in a page."""
 _NONE = -1
 # Indices into the array of registers that the kernels share.
 _NAP, _ELP_HEAD, _LOWEST_FREE, _PAGES_USED = 0, 1, 2, 3

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.checkpointing import PUnit
+from penstock.checkpointing import MAX_UNIT_ROWS, PUnit
 from penstock.errors import CorruptDataError
 from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.queues.key_records import is_before_horizon
@@ -37,7 +37,6 @@ __all__ = ["QueueState", "merge_ranks", "merge_states", "read_state", "source_bu
 
 _ARRIVED, _RANK, _START = (f"{RESERVED_PREFIX}{name}" for name in ("arrived", "rank", "start"))
 _COST = f"{RESERVED_PREFIX}cost_us"
-_UNIT_KEYS = 1 << 20
 _UNIT_BYTES = 256 << 20
 
 
@@ -78,7 +77,7 @@ class QueueState:
             hashes=self.hashes[mask],
         )
 
-    def units(self, most_keys: int = _UNIT_KEYS) -> Iterator[PUnit]:
+    def units(self, most_keys: int = MAX_UNIT_ROWS) -> Iterator[PUnit]:
         """Return the state as p-units (at least one) of bounded size and at most `most_keys` keys."""
         count = self.records.num_rows
         size_bytes = self.records.nbytes + self.waiting.nbytes

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.checkpointing import PUnit
+from penstock.checkpointing import MAX_UNIT_ROWS, PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.operators.freshness.classes import list_urgent, pop_urgent
 from penstock.operators.key_blocks import KEY_BLOCK, OWNER
@@ -24,7 +24,7 @@ from penstock.operators.queues.accounts import NOWHERE, KeyAccounts
 from penstock.operators.queues.dropped import find_dropped, find_replaced_duplicates
 from penstock.operators.queues.expiry import Expired, KeyExpiry, Lives
 from penstock.operators.queues.key_records import BOOKED, ForgetRule
-from penstock.operators.queues.pages import PagedMemory
+from penstock.operators.queues.pages import PAGE_ROWS, PagedMemory
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.schedulers import new_scheduler
@@ -46,9 +46,6 @@ from penstock.units import NEVER
 
 __all__ = ["KeyHolder", "UpdateQueue"]
 
-_PAGE_ROWS = 256
-_UNIT_KEYS = 1 << 20
-"""Maximum number of keys in a p-unit of a snapshot."""
 
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
 
@@ -89,7 +86,7 @@ class UpdateQueue(KeyedQueue):
         policy: Policy,
         *,
         cost_us: float | None = None,
-        page_rows: int = _PAGE_ROWS,
+        page_rows: int = PAGE_ROWS,
         weights: KeyWeights | None = None,
         table: TableMaker | None = None,
         holder: KeyHolder | None = None,
@@ -262,8 +259,8 @@ class UpdateQueue(KeyedQueue):
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state, in p-units of bounded size; see `KeyedQueue.snapshot`."""
         ids, others = self._records.split_records(self._held_keys())
-        begins = range(0, max(len(ids), 1), _UNIT_KEYS)
-        units = [self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins]
+        begins = range(0, max(len(ids), 1), MAX_UNIT_ROWS)
+        units = [self._unit("snapshot", ids[begin : begin + MAX_UNIT_ROWS]) for begin in begins]
         meta, rows = units[0].meta, self._unit("snapshot", ids[:0]).blocks["rows"]
         return chain(units, (PUnit("snapshot", meta, {KEY_BLOCK: one, "rows": rows}) for one in others))
 

@@ -27,12 +27,11 @@ _FIRST = f"{RESERVED_PREFIX}first"
 _LAST = f"{RESERVED_PREFIX}last"
 _FIRST_ARRIVAL = f"{RESERVED_PREFIX}first_arrival"
 _TIED = f"{RESERVED_PREFIX}tied"
-_PART_BITS = 40
 
 
 def first_position(part: int) -> int:
     """Return the position within the micro-batch of the first row of a part."""
-    return part << _PART_BITS
+    return part << 40
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.update_stream.choices import Semantics
 from penstock.sql.expression import did_you_mean
 from penstock.units import COST_BY_KEY, parse_duration_us
 
@@ -120,7 +122,7 @@ def check_cost(cost: str | None, policy: str, semantics: str, apply: object) -> 
         cost_of(cost)
     elif apply is None:
         raise InvalidUsageError("costs by key are times of apply=, which is missing", cost=COST_BY_KEY)
-    elif policy != "freshest" or semantics != "update":
+    elif policy != Policy.FRESHEST or semantics != Semantics.UPDATE:
         raise InvalidUsageError(
             "costs by key need policy='freshest' and update semantics",
             cost=COST_BY_KEY, policy=policy, semantics=semantics,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock._kernels import GOLDEN
 from penstock.predicting.models.parameters import (
     AttributeKey,
     AttributePartitions,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RunningPredictor"]
 
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 _MAX_WRONG, _MAX_SKIPPED = 4, 64
 _TRANSACTIONS_PER_CHECK = 1_000
 """The accuracy of a kind of transactions is checked after this many of its transactions."""
@@ -194,12 +194,12 @@ class RunningPredictor:
             part = events if len(places) == events.num_rows else events.take(pa.array(places))
             model = models.choose(part, program.event, self._predictor.partitions)
         parameters = kind.parameters.read(events, known)
-        codes = (model.astype(np.uint64) + np.uint64(1)) * _MIX
+        codes = (model.astype(np.uint64) + np.uint64(1)) * GOLDEN
         for starts, values in parameters.values:
             if starts is None:
-                codes = (codes ^ (values[places].astype(np.uint64) + np.uint64(2))) * _MIX
+                codes = (codes ^ (values[places].astype(np.uint64) + np.uint64(2))) * GOLDEN
             else:
-                codes = (codes ^ _hash_lists(starts, values)[places]) * _MIX
+                codes = (codes ^ _hash_lists(starts, values)[places]) * GOLDEN
             codes ^= codes >> np.uint64(29)
         return kind.numbers(codes, parameters, places, model)
 
@@ -232,10 +232,10 @@ def _hash_lists(starts: Numbers, values: Numbers) -> Masks:
     flat = values[starts[0] : starts[-1]].astype(np.uint64) + np.uint64(3)
     inside = np.arange(len(flat)) - np.repeat(begins[:-1], sizes)
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(flat * _powers(inside), dtype=np.uint64)])
-    return (sums[begins[1:]] - sums[begins[:-1]]) * _MIX + sizes.astype(np.uint64)
+    return (sums[begins[1:]] - sums[begins[:-1]]) * GOLDEN + sizes.astype(np.uint64)
 
 
 def _powers(exponents: Numbers) -> Masks:
     """Return powers of an odd number, modulo 2 ** 64."""
     most = int(exponents.max(initial=0)) + 1
-    return np.cumprod(np.full(most, _MIX, np.uint64), dtype=np.uint64)[exponents]
+    return np.cumprod(np.full(most, GOLDEN, np.uint64), dtype=np.uint64)[exponents]

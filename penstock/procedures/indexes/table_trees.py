@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.procedures.arithmetic import INT64_MAX
 from penstock.procedures.indexes.trees import LINKS, Nodes, build_tree, find_equal, insert_all, remove_all
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import Numbers, TextNumbers
@@ -16,8 +17,6 @@ __all__ = ["TableTrees"]
 
 Columns = Sequence[npt.NDArray[Any]]
 Nulls = Sequence[npt.NDArray[np.bool_] | None]
-
-_GREATEST_WORD = np.iinfo(np.int64).max
 
 
 class TableTrees:
@@ -148,4 +147,4 @@ def _words(values: npt.NDArray[Any]) -> Numbers:
         return values.astype(np.int64)
     wide = values.astype(np.float64) + 0.0
     bits = wide.view(np.int64)
-    return np.where(np.isnan(wide), _GREATEST_WORD, np.where(bits < 0, bits ^ _GREATEST_WORD, bits))
+    return np.where(np.isnan(wide), INT64_MAX, np.where(bits < 0, bits ^ INT64_MAX, bits))

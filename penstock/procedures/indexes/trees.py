@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock._kernels import kernel
+from penstock._kernels import GOLDEN, MIX_1, kernel
 
 __all__ = [
     "LINKS",
@@ -43,8 +43,6 @@ Bytes = npt.NDArray[np.uint8]
 LINKS = 3
 """The columns of a node after its words."""
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(32)
 _REST = np.int64(0x7FFFFFFFFFFFFFFF)
 
@@ -60,8 +58,8 @@ def float_word(value: float) -> Any:
 
 @kernel
 def _priority(slot: int) -> Any:
-    h = np.uint64(slot + 1) * _MULTIPLIER
-    h = (h ^ (h >> _SHIFT)) * _MIX
+    h = np.uint64(slot + 1) * GOLDEN
+    h = (h ^ (h >> _SHIFT)) * MIX_1
     return h ^ (h >> _SHIFT)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock._kernels import GOLDEN
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.compiler.values import Found, Origin
 from penstock.procedures.engine import TableSet
@@ -28,7 +29,6 @@ _RESOURCES_PER_KEY = 16
 
 More numbers mean fewer collisions, so fewer transactions are forwarded.
 """
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Lookup = Callable[[Found, Sequence[Any]], tuple[Numbers, pa.RecordBatch]]
 """Returns the rows that an index finds; see `penstock.procedures.partitions.partitioned_rows.find_rows`."""
@@ -317,5 +317,5 @@ def _row_numbers(table: str, values: Sequence[_Values], size: int) -> Numbers:
     seed = sum(table.encode())  # rows of different tables mostly get different numbers
     numbers = np.full(len(values[0].values), seed, np.uint64)
     for one in values:
-        numbers = (numbers ^ hash_values(one.column, one.values).view(np.uint64)) * _MIX
+        numbers = (numbers ^ hash_values(one.column, one.values).view(np.uint64)) * GOLDEN
     return (numbers >> np.uint64(64 - size.bit_length() + 1)).astype(np.int64)

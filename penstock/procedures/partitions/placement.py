@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock._kernels import kernel
+from penstock._kernels import GOLDEN, kernel
 from penstock.errors import InvalidUsageError
 from penstock.procedures.in_process.arrow_rows import arrow_errors
 from penstock.procedures.rows import numpy_column
@@ -29,8 +29,6 @@ __all__ = [
     "place_tables",
     "read_ranges",
 ]
-
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
@@ -61,7 +59,7 @@ def mix_hashes(hashes: Sequence[Numbers]) -> Numbers:
     """Combine the hashes of each row's columns, in order; the hash of a single column is unchanged."""
     mixed = hashes[0].view(np.uint64)
     for one in hashes[1:]:
-        mixed = ((mixed ^ (mixed >> np.uint64(32))) * _MIX) ^ one.view(np.uint64)
+        mixed = ((mixed ^ (mixed >> np.uint64(32))) * GOLDEN) ^ one.view(np.uint64)
     return mixed.view(np.int64)
 
 

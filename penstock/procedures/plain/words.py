@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from penstock.errors import InvalidUsageError
+from penstock.procedures.arithmetic import INT64_MAX, INT64_MIN
 from penstock.procedures.compiler.expressions import NO_ROW
 from penstock.procedures.compiler.operations import DIVISION_BY_ZERO, NULL, OVERFLOW
 from penstock.procedures.local.plain_sets import PlainSet
@@ -17,8 +18,6 @@ __all__ = ["NO_BOUND", "WORDS", "RejectedError", "reject", "to_scale"]
 
 NO_BOUND = object()
 """A null bound of a range."""
-
-_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class RejectedError(Exception):
@@ -104,7 +103,7 @@ def _exact(digits: int, scale: int) -> Decimal:
 
 
 def _check_range(value: Any) -> Any:
-    if isinstance(value, int) and not _INT64_MIN <= value <= _INT64_MAX:
+    if isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
         raise RejectedError(OVERFLOW)
     return value
 

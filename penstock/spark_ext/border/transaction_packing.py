@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.arrivals import first_position
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, concat
 from penstock.procedures.partitions.bucket_forwarding import Forwarding
@@ -25,7 +26,6 @@ __all__ = ["Route", "TransactionPacker", "bucket_of_values", "place_rows", "sort
 
 _POSITION = f"{RESERVED_PREFIX}position"
 _TIME = f"{RESERVED_PREFIX}time"
-_PART_BITS = 40
 _CHUNK_BYTES = 64 << 20
 _BATCH = "streaming.sql.batchId"
 
@@ -72,7 +72,7 @@ class TransactionPacker:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's rows."""
         context = TaskContext.get()
-        position = (context.partitionId() if context else 0) << _PART_BITS
+        position = first_position(context.partitionId() if context else 0)
         if self.wakes and context and not position and context.getLocalProperty(_BATCH) == "0":
             for label in bucket_labels(self.buckets):
                 yield parcel_row(label, 0, None)

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.arrivals import first_position
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import concat
 from penstock.spark_ext.border.buckets import bucket_labels
@@ -20,7 +21,6 @@ from penstock.state_store.keys.key_words import KeyCodec
 
 __all__ = ["KeyPacker"]
 
-_PART_BITS = 40
 _CHUNK_BYTES = 64 << 20
 
 
@@ -54,7 +54,7 @@ class KeyPacker:
             If a row has no time.
         """
         context = TaskContext.get()
-        position = (context.partitionId() if context else 0) << _PART_BITS
+        position = first_position(context.partitionId() if context else 0)
         chunk: list[pa.RecordBatch] = []
         size_bytes = 0
         for batch in batches:

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
+from penstock.operators.update_stream.arrivals import first_position
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.connection import p_stream_options
 from penstock.spark_ext.border.packing import parcel_row
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["PieceReader", "TransactionScan", "parcels_of_p_stream"]
 
 _POSITION = "position"
-_PART_BITS = 40
 _THREADS = 2
 """The kernel runs in one thread; the other thread decodes the next p-units."""
 
@@ -83,7 +83,7 @@ class TransactionScan:
             yield from self.packer(self.columns.run(read_blocks(segments, pieces, stored)))
         elif pieces:
             rows = [
-                {_POSITION: (part << _PART_BITS) + place, **asdict(piece)}
+                {_POSITION: first_position(part) + place, **asdict(piece)}
                 for place, piece in enumerate(pieces)
             ]
             for parcel in to_parcels([pa.RecordBatch.from_pylist(rows)]):

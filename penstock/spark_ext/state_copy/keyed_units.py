@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.checkpointing import PUnit
+from penstock.checkpointing import MAX_UNIT_ROWS, PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.joins.join import UpdateJoin
-from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.joins.spec import SIDES, JoinedStream
 from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.queues.repartition import source_buckets
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
@@ -36,7 +36,6 @@ from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import WindowLayout
 
 __all__ = [
-    "SIDES",
     "JoinBuckets",
     "OldUnits",
     "WindowBuckets",
@@ -45,10 +44,7 @@ __all__ = [
     "select_groups",
 ]
 
-SIDES = ("left", "right")
-"""The blocks with the tuples of a join's sides. The settings with their columns have the same names."""
 _MARK = f"{DELETED_COLUMN} boolean"
-_UNIT_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +137,9 @@ class WindowBuckets(OldUnits):
         for units, _ in self.sources(bucket, buckets) or [(self.units(next(iter(self._places)))[0], {})]:
             blocks = select_groups(units, self._layout, bucket, buckets)
             entries = blocks.pop("entries")
-            for begin in range(0, max(entries.num_rows, 1), _UNIT_ROWS):
-                piece = entries.slice(begin, _UNIT_ROWS)
-                last = begin + _UNIT_ROWS >= entries.num_rows
+            for begin in range(0, max(entries.num_rows, 1), MAX_UNIT_ROWS):
+                piece = entries.slice(begin, MAX_UNIT_ROWS)
+                last = begin + MAX_UNIT_ROWS >= entries.num_rows
                 # The first unit of a snapshot removes all earlier entries.
                 meta = {**facts, "entries_before": max(count, 1) if parts else 0}
                 held = {"entries": piece, **(blocks if last else {})}

@@ -21,12 +21,13 @@ from pyspark.sql.types import ByteType, StructField, StructType
 
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
+from penstock.operators.joins.spec import SIDES
 from penstock.operators.key_blocks import KEY_BLOCK
 from penstock.operators.queues.repartition import QueueState
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
-from penstock.spark_ext.state_copy.keyed_units import SIDES, JoinBuckets, marks_deletes
+from penstock.spark_ext.state_copy.keyed_units import JoinBuckets, marks_deletes
 from penstock.spark_ext.state_copy.migrated_tables import MigratedTables, check_input
 from penstock.spark_ext.state_copy.migrated_windows import convert_windows, widen_windows
 from penstock.spark_ext.state_copy.query_copy import (

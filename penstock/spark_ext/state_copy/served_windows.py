@@ -28,7 +28,7 @@ from penstock.spark_ext.state_reader.window_view import window_view
 from penstock.units import NEVER
 from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import WindowLayout
-from penstock.windows.update.renumber import renumber_key_rows
+from penstock.windows.update.renumber import renumber_key_rows, set_column
 from penstock.windows.update.transitions import READY
 from penstock.windows.update.windows import UpdateWindows
 
@@ -180,7 +180,7 @@ def _merge_key_rows(parts: Sequence[_Part]) -> pa.RecordBatch:
     ]
     ranks = key_rows.column("rank").to_numpy().copy()
     ranks[np.concatenate(waits)] = merge_ranks(lines)
-    key_rows = _set(key_rows, "rank", ranks)
+    key_rows = set_column(key_rows, "rank", ranks)
     # Groups that are being processed keep the order of their old bucket; groups of different buckets
     # alternate.
     places = []
@@ -191,14 +191,14 @@ def _merge_key_rows(parts: Sequence[_Part]) -> pa.RecordBatch:
         places.append(ready)
     ready, under = np.concatenate(places), key_rows.column("service").to_numpy() == READY
     ready[under] = np.argsort(np.argsort(ready[under], kind="stable"), kind="stable") + 1
-    key_rows = _set(key_rows, "ready_rank", ready)
+    key_rows = set_column(key_rows, "ready_rank", ready)
     if "start" in key_rows.schema.names:
         clocks = [float(part.queue["virtual_time"]) for part in parts]
         starts = [
             part.key_rows.column("start").to_numpy() + (max(clocks) - clock)
             for part, clock in zip(parts, clocks, strict=True)
         ]
-        key_rows = _set(key_rows, "start", np.concatenate(starts))
+        key_rows = set_column(key_rows, "start", np.concatenate(starts))
     return key_rows
 
 
@@ -211,8 +211,3 @@ def _concat(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def _shift(rows: pa.RecordBatch, by: int) -> pa.RecordBatch:
     """Return tuples whose numbers of key rows are increased by `by`."""
     return rows.set_column(0, rows.schema.field(0), pa.array(rows.column(0).to_numpy() + by))
-
-
-def _set(block: pa.RecordBatch, name: str, values: Any) -> pa.RecordBatch:
-    place = block.schema.get_field_index(name)
-    return block.set_column(place, block.schema.field(place), pa.array(values))

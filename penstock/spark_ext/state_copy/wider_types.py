@@ -8,12 +8,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
+from penstock.sql.values import INTEGERS
 
 __all__ = ["cast_exactly", "check_added", "check_wider"]
 
-_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _WIDER: Final[Mapping[pa.DataType, tuple[pa.DataType, ...]]] = {
-    **{kind: _INTEGERS[place + 1 :] for place, kind in enumerate(_INTEGERS)},
+    **{kind: INTEGERS[place + 1 :] for place, kind in enumerate(INTEGERS)},
     pa.float32(): (pa.float64(),),
     pa.date32(): (pa.timestamp("us"),),
 }

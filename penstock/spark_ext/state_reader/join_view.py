@@ -10,7 +10,7 @@ from pyspark.sql.types import StringType, StructType
 
 from penstock.checkpointing import PUnit
 from penstock.operators.joins.join import UpdateJoin
-from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.joins.spec import SIDES, JoinedStream
 from penstock.operators.key_blocks import KEY_BLOCK, OWNER
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream, to_times
@@ -21,7 +21,6 @@ from penstock.units import FOREVER
 __all__ = ["JoinView", "join_view"]
 
 _KEYS, _HELD = "keys", "held"
-_SIDES = ("left", "right")
 _NO_DELAY_STORED = FOREVER
 """The delay for files of early versions, which do not store the delay: no tuple is treated as expired."""
 
@@ -54,9 +53,9 @@ class JoinView:
         keys = [key_rows.column(name) for name in left.key]
         if not self.held:
             kind = left.schema.field(left.time).type
-            matched = (key_rows.column(f"{RESERVED_PREFIX}{side}").to_numpy() for side in _SIDES)
+            matched = (key_rows.column(f"{RESERVED_PREFIX}{side}").to_numpy() for side in SIDES)
             return [*keys, *(to_times(times, kind) for times in matched)]
-        parts = [self._held_rows(keys, side, unit.blocks[side]) for side in _SIDES]
+        parts = [self._held_rows(keys, side, unit.blocks[side]) for side in SIDES]
         return list(pa.concat_batches(parts).columns)
 
     def _held_rows(self, keys: list[pa.Array[Any]], side: str, block: pa.RecordBatch) -> pa.RecordBatch:
@@ -83,7 +82,7 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
     """
     specification = stored.specification
     held = one_of_tables((_KEYS, _HELD), table, of="a join") == _HELD
-    sides = [stored.columns(specification[side], KEY_BLOCK, side) for side in _SIDES]
+    sides = [stored.columns(specification[side], KEY_BLOCK, side) for side in SIDES]
     key, time = tuple(specification["key"]), specification["time"]
     # A restart may change a condition, but not whether a side has deletes. The last column of such a side is
     # the mark of deletes.
@@ -114,6 +113,6 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
         schema = displayed_schema([Ours("side", StringType()), *both])
     else:
         kind = both[time].dataType
-        matched = [Ours(f"matched_{side}", kind) for side in _SIDES]
+        matched = [Ours(f"matched_{side}", kind) for side in SIDES]
         schema = displayed_schema([*(both[name] for name in key), *matched])
     return JoinView(joined, held, schema)

@@ -26,6 +26,7 @@ from penstock.checkpointing import PUnit
 from penstock.operators.aggregates.decomposition import pane_ms
 from penstock.operators.aggregates.moments import from_settings, upgrade_entries
 from penstock.operators.aggregates.wide import WIDE
+from penstock.operators.joins.spec import SIDES
 from penstock.operators.key_blocks import KEY_BLOCK
 from penstock.operators.scan.spec import Partial
 from penstock.operators.scheduling.policy import Policy
@@ -56,7 +57,6 @@ __all__ = ["SidesView", "WindowView", "sides_view", "window_view"]
 
 _PANES, _ROWS, _COUNTS, _KEYS, _SETTLED = "panes", "rows", "counts", "keys", "settled"
 _BLOCKS = {_PANES: "entries", _ROWS: "waiting", _COUNTS: "numbered", _KEYS: KEY_BLOCK, _SETTLED: "rows"}
-_SIDES = ("left", "right")
 _BOUNDS = {
     FIRST_TIME: Partial("min", ENTRY_PANE, FIRST_TIME),
     LAST_TIME: Partial("max", ENTRY_PANE, LAST_TIME),
@@ -245,7 +245,7 @@ def sides_view(stored: Stored, table: str | None) -> SidesView:
     InvalidUsageError
         If no side is chosen, or nothing is stored yet.
     """
-    side = _SIDES.index(one_of_tables(_SIDES, table, of="a join of windows"))
+    side = SIDES.index(one_of_tables(SIDES, table, of="a join of windows"))
     sides, blocks = stored.specification["sides"], stored.unit.blocks
     layouts = tuple(
         _layout(settings, blocks[f"entries_{number}"].schema, None) for number, settings in enumerate(sides)

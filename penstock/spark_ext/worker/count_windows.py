@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column
-from pyspark.sql import functions as sf
 
-from penstock.ddl import quote
 from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.spec import PANE, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.border.window_packing import EntryPacker, WholeRows, null_time_error
-from penstock.spark_ext.worker.window_plan import WindowPlan
+from penstock.spark_ext.worker.window_plan import WindowPlan, to_micros, to_steps
 from penstock.windows.finish import Span
 from penstock.windows.layout import ENTRY_PANE, RowLayout
 from penstock.windows.spec import WindowSpec
@@ -30,8 +28,6 @@ __all__ = [
     "RowOrderPacker",
     "arriving_rows",
     "row_fragments",
-    "to_micros",
-    "to_steps",
 ]
 
 FIRST_TIME, LAST_TIME = f"{RESERVED_PREFIX}first_time", f"{RESERVED_PREFIX}last_time"
@@ -95,11 +91,6 @@ class CountWindowPlan(WindowPlan):
         return EntryPacker(1, self.arriving, buckets)
 
     @property
-    def delay_panes(self) -> int:
-        """The delay of the watermark behind the newest row, in units of the time column."""
-        return to_steps(self.delay_ms, self.fragments.time_unit)
-
-    @property
     def window(self) -> list[Any]:
         """Size, slide and delay, as stored with the settings."""
         return [f"{self.size_rows} rows", f"{self.slide_rows} rows", self.delay_ms]
@@ -111,21 +102,6 @@ class CountWindowPlan(WindowPlan):
     def _bounds(self) -> tuple[Column, Column]:
         first, last = (to_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
         return first, last
-
-
-_STEPS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
-
-
-def to_steps(duration_ms: int, unit: TimeUnit) -> int:
-    """Return a duration in units of a time column, rounded up."""
-    return -(-duration_ms * _STEPS[unit] // 1000)
-
-
-def to_micros(name: str, unit: TimeUnit) -> Column:
-    """Return a column of times as microseconds, rounded down."""
-    if unit == "ns":
-        return sf.expr(f"({name} - pmod({name}, 1000)) div 1000")
-    return sf.col(quote(name)) * sf.lit(1_000_000 // _STEPS[unit])
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.checkpointing.files import absolute_location
 from penstock.checkpointing.p_stream import PStream
+from penstock.operators.update_stream.arrivals import first_position
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.procedures.compiler.program import event_schema
@@ -56,7 +57,6 @@ REQUEST_SIDE = "requests"
 """The side of a parcel that has requests."""
 
 _POSITION = f"{RESERVED_PREFIX}position"
-_PART_BITS = 40
 _KEPT = "kept"
 """The name of a subscription without a reader, which keeps the newest answers."""
 
@@ -182,7 +182,7 @@ class RequestPacker:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's requests."""
         context = TaskContext.get()
-        position = (context.partitionId() if context else 0) << _PART_BITS
+        position = first_position(context.partitionId() if context else 0)
         labels = bucket_labels(self.buckets)
         for batch in batches:
             rows = cast_to_schema(batch, REQUESTS)

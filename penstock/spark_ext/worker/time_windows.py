@@ -21,8 +21,8 @@ from penstock.operators.scan.spec import Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.deletes import DELETED_COLUMN, parse_delete_when
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.border.window_packing import EntryPacker
-from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME, to_micros, to_steps
-from penstock.spark_ext.worker.window_plan import WindowPlan
+from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME
+from penstock.spark_ext.worker.window_plan import WindowPlan, to_micros, to_steps
 from penstock.windows.finish import Finish, Span, Step
 from penstock.windows.layout import ENTRY_PANE, START, DeletingLayout, SessionLayout, WindowLayout
 from penstock.windows.spec import WindowSpec
@@ -167,11 +167,6 @@ class SessionWindowPlan(WindowPlan):
         return EntryPacker.build(self.fragments, self._in_steps, buckets, newest=LAST_TIME)
 
     @property
-    def delay_panes(self) -> int:
-        """The delay of the watermark behind the newest row, in units of the time column."""
-        return to_steps(self.delay_ms, self.fragments.time_unit)
-
-    @property
     def window(self) -> list[Any]:
         """Stored settings: mark of sessions, gap, delay, gap in units of the time column, pane length."""
         return [SESSION, self.gap_ms, self.delay_ms, self.layout.gap, self.fragments.pane_ms]
@@ -267,11 +262,6 @@ class DeletingWindowPlan(TimeWindowPlan):
     def finish(self, steps: Sequence[Step]) -> Finish | None:
         """Return None, because only Spark can compute results of these windows."""
         return None
-
-    @property
-    def delay_panes(self) -> int:
-        """The delay of the watermark behind the newest row, in units of the time column."""
-        return to_steps(self.delay_ms, self.fragments.time_unit)
 
     def settings(self, columns: Iterable[str]) -> dict[str, Any]:
         """Return the settings that are fixed for the life of a checkpoint, as JSON values."""

@@ -21,7 +21,7 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.aggregates.moments import to_settings
-from penstock.operators.scan.spec import WEIGHT, Fragments, Partial
+from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.scheduling.serve import Budget
 from penstock.operators.scheduling.weights import GroupKey, KeyWeights
 from penstock.operators.update_stream.lives import SILENT_COLUMN
@@ -50,6 +50,8 @@ __all__ = [
     "has_own_workers",
     "partials_of_values",
     "spark_windows",
+    "to_micros",
+    "to_steps",
     "value_columns",
     "value_names",
     "wraps_around",
@@ -255,9 +257,9 @@ class WindowPlan(ABC):
         return Extremes(self.layout, partial, self.extreme.greatest, self.extreme.by)
 
     @property
-    @abstractmethod
     def delay_panes(self) -> int:
         """The delay of the watermark behind the newest row, in the unit of pane numbers."""
+        return to_steps(self.delay_ms, self.fragments.time_unit)
 
     @property
     def ttl_panes(self) -> int | None:
@@ -420,3 +422,18 @@ def spark_windows(layout: WindowLayout) -> StructType:
     fields = {field.name: field for field in spark_schema(names)}
     fields[START] = StructField(START, LongType())
     return StructType([fields[name] for name in layout.window.names])
+
+
+_STEPS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+def to_steps(duration_ms: int, unit: TimeUnit) -> int:
+    """Return a duration in units of a time column, rounded up."""
+    return -(-duration_ms * _STEPS[unit] // 1000)
+
+
+def to_micros(name: str, unit: TimeUnit) -> Column:
+    """Return a column of times as microseconds, rounded down."""
+    if unit == "ns":
+        return sf.expr(f"({name} - pmod({name}, 1000)) div 1000")
+    return sf.col(quote(name)) * sf.lit(1_000_000 // _STEPS[unit])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock._kernels import kernel
+from penstock._kernels import GOLDEN, MIX_1, MIX_2, kernel
 from penstock.errors import InvalidUsageError
 
 __all__ = ["KeyCodec", "Keys", "Words", "buckets_of", "hash_word", "hash_words"]
@@ -25,9 +25,6 @@ __all__ = ["KeyCodec", "Keys", "Words", "buckets_of", "hash_word", "hash_words"]
 Words = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
@@ -94,12 +91,12 @@ def hash_words(words: Words, starts: Positions) -> Words:
     count = starts.shape[0] - 1
     out = np.empty(count, np.uint64)
     for i in range(count):
-        h = np.uint64(starts[i + 1] - starts[i]) * _MULTIPLIER
+        h = np.uint64(starts[i + 1] - starts[i]) * GOLDEN
         for position in range(starts[i], starts[i + 1]):
-            h = (h ^ words[position]) * _MULTIPLIER
+            h = (h ^ words[position]) * GOLDEN
             h ^= h >> _S30
-        h = (h ^ (h >> _S30)) * _MIX_1
-        h = (h ^ (h >> _S27)) * _MIX_2
+        h = (h ^ (h >> _S30)) * MIX_1
+        h = (h ^ (h >> _S27)) * MIX_2
         out[i] = h ^ (h >> _S31)
     return out
 
@@ -107,10 +104,10 @@ def hash_words(words: Words, starts: Positions) -> Words:
 @kernel
 def hash_word(word: np.uint64) -> np.uint64:
     """Return the hash of a key of one word; see `hash_words`."""
-    h = (_MULTIPLIER ^ word) * _MULTIPLIER
+    h = (GOLDEN ^ word) * GOLDEN
     h ^= h >> _S30
-    h = (h ^ (h >> _S30)) * _MIX_1
-    h = (h ^ (h >> _S27)) * _MIX_2
+    h = (h ^ (h >> _S30)) * MIX_1
+    h = (h ^ (h >> _S27)) * MIX_2
     return h ^ (h >> _S31)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock._kernels import kernel
+from penstock._kernels import MIX_1, MIX_2, kernel
 from penstock.state_store.keys.key_index import grow
 from penstock.state_store.keys.key_words import Positions, Words
 
@@ -17,8 +17,6 @@ BLOCK = 1024
 """The number of words that a kernel looks up at a time."""
 
 _ABSENT = -1
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
@@ -34,8 +32,8 @@ def number_block(
     mask = np.uint64(table.shape[0] - 1)
     for i in range(begin, end):
         h = words[i]
-        h = (h ^ (h >> _S30)) * _MIX_1
-        h = (h ^ (h >> _S27)) * _MIX_2
+        h = (h ^ (h >> _S30)) * MIX_1
+        h = (h ^ (h >> _S27)) * MIX_2
         out[i - begin] = np.int64((h ^ (h >> _S31)) & mask)
     for i in range(begin, end):
         word, probe = words[i], out[i - begin]

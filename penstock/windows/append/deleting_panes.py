@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.checkpointing import PUnit
+from penstock.checkpointing import MAX_UNIT_ROWS, PUnit
 from penstock.operators.update_stream.stream import Integers
 from penstock.units import NEVER
 from penstock.windows.append.limits import PaneLimits
@@ -33,7 +33,6 @@ from penstock.windows.layout import ENTRY_PANE, ClosedWindows, DeletingLayout
 __all__ = ["DeletingPanes", "skip_deleted"]
 
 _WAITING = "waiting"
-_UNIT_ROWS = 1 << 20
 
 
 def skip_deleted(layout: DeletingLayout, values: pa.RecordBatch, low: Integers, high: Integers) -> Integers:
@@ -163,8 +162,8 @@ class DeletingPanes(TimePanes):
         """Return the whole current state, in p-units of bounded size."""
         units = list(super().snapshot())
         meta, waiting = units[-1].meta, self._waiting
-        pieces = range(0, waiting.num_rows, _UNIT_ROWS)
-        rows = [PUnit("snapshot", meta, {_WAITING: waiting.slice(begin, _UNIT_ROWS)}) for begin in pieces]
+        pieces = range(0, waiting.num_rows, MAX_UNIT_ROWS)
+        rows = [PUnit("snapshot", meta, {_WAITING: waiting.slice(begin, MAX_UNIT_ROWS)}) for begin in pieces]
         return iter([*units, *rows])
 
     def restore(self, units: Iterable[PUnit]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.checkpointing import PUnit
+from penstock.checkpointing import MAX_UNIT_ROWS, PUnit
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import grow
 from penstock.windows.append.limits import PaneLimits
@@ -31,7 +31,6 @@ from penstock.windows.layout import ENTRY_PANE, RowLayout
 __all__ = ["CountPanes"]
 
 _NUMBERED, _WAITING = "numbered", "waiting"
-_UNIT_ROWS = 1 << 20
 _MAX_ROWS = 1 << 53
 
 
@@ -189,11 +188,11 @@ class CountPanes(Panes):
         """Return the whole current state, in p-units of bounded size."""
         units = self._snapshot_units(self._held.parts)
         meta = units[-1].meta
-        for begin in range(0, len(self._index), _UNIT_ROWS):
-            some = np.arange(begin, min(begin + _UNIT_ROWS, len(self._index)))
+        for begin in range(0, len(self._index), MAX_UNIT_ROWS):
+            some = np.arange(begin, min(begin + MAX_UNIT_ROWS, len(self._index)))
             units.append(PUnit("snapshot", meta, {_NUMBERED: self._numbers(some)}))
-        pieces = range(0, self._waiting.num_rows, _UNIT_ROWS)
-        parts = [self._waiting.slice(begin, _UNIT_ROWS) for begin in pieces]
+        pieces = range(0, self._waiting.num_rows, MAX_UNIT_ROWS)
+        parts = [self._waiting.slice(begin, MAX_UNIT_ROWS) for begin in pieces]
         return iter([*units, *(PUnit("snapshot", meta, {_WAITING: part}) for part in parts)])
 
     def restore(self, units: Iterable[PUnit]) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.operators.queues.expiry import PASSES_PER_LIFE
 from penstock.operators.update_stream.stream import Integers
 from penstock.units import NEVER
 from penstock.windows.update import zones
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from penstock.windows.update.buffer import WindowBuffers
 
 __all__ = ["GroupLives", "SilentGroups"]
-
-_PASSES_PER_LIFE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class GroupLives:
         newest = buffers.key_rows[:, zones.NEWEST]
         if self.horizon > self._limit:
             # New tuples are in panes that the watermark has just passed, so they are later than the limit.
-            self._limit = self.horizon + (self.ttl or 0) // _PASSES_PER_LIFE
+            self._limit = self.horizon + (self.ttl or 0) // PASSES_PER_LIFE
             self._candidates = np.flatnonzero((newest <= self._limit) & (newest != NEVER))
         ids = self._candidates
         gone = (newest[ids] <= self.horizon) & buffers.is_idle(ids)

@@ -51,11 +51,12 @@ def renumber_key_rows(
     owners = places[unit.numbers_below("rows", OWNER, len(order))]
     sorted_rows = np.argsort(owners, kind="stable")
     return {
-        KEY_BLOCK: _set(key_rows.take(pa.array(order)), _KEY, found[order]),
-        "rows": _set(rows.take(pa.array(sorted_rows)), OWNER, owners[sorted_rows]),
+        KEY_BLOCK: set_column(key_rows.take(pa.array(order)), _KEY, found[order]),
+        "rows": set_column(rows.take(pa.array(sorted_rows)), OWNER, owners[sorted_rows]),
     }
 
 
-def _set(block: pa.RecordBatch, name: str, values: Integers) -> pa.RecordBatch:
+def set_column(block: pa.RecordBatch, name: str, values: Integers) -> pa.RecordBatch:
+    """Return a batch in which a column of numbers has new values."""
     place = block.schema.get_field_index(name)
     return block.set_column(place, block.schema.field(place), pa.array(values))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.checkpointing import PUnit
+from penstock.checkpointing import MAX_UNIT_ROWS, PUnit
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.aggregates.moments import upgrade_entries
 from penstock.operators.freshness.controller import ControllerState
@@ -37,7 +37,6 @@ from penstock.windows.update.zones import NEWEST
 
 __all__ = ["UpdateWindows", "WindowArrivals"]
 
-_UNIT_KEYS = 1 << 20
 _NUMBER = "__penstock_number"
 
 
@@ -281,8 +280,8 @@ class UpdateWindows:
         ids = np.flatnonzero(self._alive()) if self._names_groups else np.arange(self._panes.groups)
         meta = self._meta
         units = [
-            PUnit("snapshot", meta, {"groups": self._groups(ids[at : at + _UNIT_KEYS])})
-            for at in range(0, len(ids), _UNIT_KEYS)
+            PUnit("snapshot", meta, {"groups": self._groups(ids[at : at + MAX_UNIT_ROWS])})
+            for at in range(0, len(ids), MAX_UNIT_ROWS)
         ]
         for name, part in (("panes", self._panes), ("queue", self._queue)):
             units += [PUnit("snapshot", {**meta, name: unit.meta}, unit.blocks) for unit in part.snapshot()]

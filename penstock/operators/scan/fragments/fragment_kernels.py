@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._kernels import kernel
+from penstock._kernels import GOLDEN, kernel
 from penstock.operators.aggregates.wide import add_words
 
 __all__ = [
@@ -37,17 +37,15 @@ __all__ = [
     "mark",
 ]
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-
 
 @kernel
 def _position(keys: Any, i: int, columns: int, bits: Any) -> Any:
     """Return the first probe position of column i of `keys` in a table of 2**(64 - bits) places."""
     h = np.uint64(0)
     for c in range(columns):
-        h = (h ^ np.uint64(keys[c, i])) * _MULTIPLIER
+        h = (h ^ np.uint64(keys[c, i])) * GOLDEN
         h ^= h >> np.uint64(32)
-    return np.int64((h * _MULTIPLIER) >> bits)
+    return np.int64((h * GOLDEN) >> bits)
 
 
 @kernel
@@ -111,8 +109,8 @@ def find_slots_of_one(
         key = np.int64(keys[i])
         at = key & size
         if not numbered:
-            h = np.uint64(key) * _MULTIPLIER
-            at = np.int64(((h ^ (h >> np.uint64(32))) * _MULTIPLIER) >> bits)
+            h = np.uint64(key) * GOLDEN
+            at = np.int64(((h ^ (h >> np.uint64(32))) * GOLDEN) >> bits)
         slot = table[at]
         while slot >= first and groups[0, slot] != key:
             at = (at + 1) & size

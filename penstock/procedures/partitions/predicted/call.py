@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.operators.update_stream.stream import concat
+from penstock.procedures.arithmetic import INT64_MAX
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.compiler.values import AccessMode
 from penstock.procedures.engine import Run, TableSet
@@ -37,7 +38,6 @@ UNDO_LOG_IS_FULL = -1
 """The number that a kernel writes to ``control[0]`` if the undo log is full; see `TableSet.make_room`."""
 MAX_KEPT_ENTRIES = 1 << 16
 """After a call, an undo log with room for more entries is replaced by a small one, to free its memory."""
-_HIGHEST = np.iinfo(np.int64).max
 
 Kernel = Callable[..., int]
 
@@ -128,7 +128,7 @@ class PredictedCall:
     def _make_guard(self) -> Numbers:
         """Return the guard of the program's tables, which still allows no partition; see `GUARD_HEAD`."""
         specs, placements = self._program.tables, self._tables.placements
-        guard = [0, self._tables.partitions, _HIGHEST, *(0 for _ in specs)]
+        guard = [0, self._tables.partitions, INT64_MAX, *(0 for _ in specs)]
         for number, spec in enumerate(specs):
             placement = placements.get(spec.name)
             if placement is not None and placement.ranges is not None:
@@ -233,7 +233,7 @@ class PredictedCall:
         self.late += sum(map(len, waiting.values()))
 
     def _run_single(self, home: int, places: Numbers) -> pa.RecordBatch:
-        return self._run(self._tables.partition_tables[home], places, 1 << home, _HIGHEST)
+        return self._run(self._tables.partition_tables[home], places, 1 << home, INT64_MAX)
 
     def _run_forwarded(
         self, places: Numbers, waiting: Mapping[int, Numbers]
@@ -266,7 +266,7 @@ class PredictedCall:
         }
         try:
             writes_all = np.flatnonzero(self._writes[places] == self._every)
-            first = int(writes_all[0]) if len(writes_all) else _HIGHEST
+            first = int(writes_all[0]) if len(writes_all) else INT64_MAX
             results = self._run(coordinator, places, allowed, first)
         finally:
             wait(futures.values())
