@@ -25,7 +25,12 @@ def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     def attribute(name: str) -> Any:
         if name in modules:
             return getattr(importlib.import_module(modules[name]), name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        fact = f"module {package!r} has no attribute {name!r}"
+        if name.startswith("_"):  # Python asks for such names
+            raise AttributeError(fact)
+        from penstock.errors import did_you_mean  # `import penstock` is quick
+
+        raise AttributeError(f"{fact}. Hint: {did_you_mean(name, modules, 'names')}")
 
     return attribute
 

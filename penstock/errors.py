@@ -8,6 +8,7 @@ Python workers to the driver. The text never holds a user's data.
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Final
@@ -130,6 +131,17 @@ class CorruptDataError(PenstockError):
 
 class InternalError(PenstockError):
     """Penstock broke one of its own invariants: please report it."""
+
+
+def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
+    """Return a hint that suggests the known name most similar to `name`, or lists the known names."""
+    from difflib import get_close_matches  # few processes raise errors
+
+    names = list(known)
+    by_case = {known.lower(): known for known in names}
+    near = get_close_matches(name.lower(), list(by_case), n=1)
+    choices = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"did you mean {by_case[near[0]]!r}?" if near else f"the {what} are {choices}"
 
 
 def users_code_error(fact: str, cause: Exception, **context: Any) -> InvalidUsageError:

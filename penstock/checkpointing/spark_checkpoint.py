@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock import _durable
+from penstock._arguments import check_keywords
 from penstock.checkpointing.files import Files, LocalFiles, open_files
 from penstock.errors import CorruptDataError
 
@@ -162,6 +163,7 @@ class _Log:
             yield from ((self.files, name) for name, whole in names.items() if later > number or not whole)
 
 
+@check_keywords
 def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True) -> Repair:
     """Delete the newest files of a query's checkpoint that a power cut damaged, so that Spark starts again.
 

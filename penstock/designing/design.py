@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock._arguments import check_keywords
 from penstock.designing.cost import CostModel
 from penstock.designing.initial import declared_choice
 from penstock.designing.result import DesignResult
@@ -14,11 +15,10 @@ from penstock.designing.traces.actual import add_actual_accesses
 from penstock.designing.traces.log import read_log_and_tables
 from penstock.designing.traces.trace import Request, declare
 from penstock.designing.workload import Workload
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.arrow_rows import as_arrow, batches_of
-from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +29,7 @@ TRANSACTIONS_PER_PARTITION = 20
 """An interval has at least this many transactions per partition; with fewer, skew would be due to chance."""
 
 
+@check_keywords
 def design(
     database: Database,
     requests: Iterable[Request] | Mapping[str, pa.Table | pa.RecordBatch | Mapping[str, Any]] | None = None,

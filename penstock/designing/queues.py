@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._arguments import check_keywords
 from penstock.checkpointing.p_stream import PStream
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.update_stream.stream import as_int64, concat
-from penstock.sql.expression import did_you_mean
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of
 from penstock.units import parse_duration_us
 
@@ -147,6 +147,7 @@ def expected_staleness(rates: Floats, cost_s: float) -> float:
     return float((waits + served).mean())
 
 
+@check_keywords
 def design_queue(
     location: str | os.PathLike[str],
     *,

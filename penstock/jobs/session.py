@@ -15,16 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pyspark.errors import (
-    AnalysisException,
-    PySparkException,
-    PySparkRuntimeError,
-    StreamingQueryException,
-)
+from pyspark.errors import AnalysisException, PySparkException, PySparkRuntimeError, StreamingQueryException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
+from penstock._arguments import check_keywords
 from penstock._clock import monotonic_s
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.class_archive import JAVA_HINT, JAVA_OPTIONS, archive_options, require_java
@@ -367,6 +363,7 @@ def _is_closed(gateway: Any) -> bool:
 
 
 @contextmanager
+@check_keywords
 def session(
     settings: Mapping[str, str] | None = None,
     *,

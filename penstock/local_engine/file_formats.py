@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.conf.file_options import csv_marks
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.local_engine.field_texts import JSON_DECIMAL, WIDE_DECIMAL, parse_texts, round_decimals
-from penstock.sql.expression import did_you_mean
 
 __all__ = ["OPTIONS", "check_options", "convert_columns", "json_type", "read_csv", "read_file"]
 

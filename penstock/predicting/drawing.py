@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Final
 from xml.sax.saxutils import escape
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.predicting.models.markov import ABORT, BEGIN, COMMIT, MarkovModel, bits
 from penstock.predicting.models.parameters import QueryName
 from penstock.predicting.models.predictor import Predictor
-from penstock.sql.expression import did_you_mean
 
 __all__ = ["draw"]
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock._arguments import check_keywords
 from penstock._extras import need_extra
 from penstock.designing.traces.log import read_log_and_tables
 from penstock.designing.traces.trace import Request
@@ -28,6 +29,7 @@ _MIN_TRANSACTIONS = 20
 _MAX_PARTITIONS = 64
 
 
+@check_keywords
 def predict(
     database: Database,
     requests: Iterable[Request] | Mapping[str, pa.Table | pa.RecordBatch | Mapping[str, Any]] | None = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
+from penstock._arguments import check_keywords
 from penstock.checkpointing.files import absolute_location
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
@@ -33,6 +34,7 @@ __all__ = ["Database", "database"]
 Function = Callable[..., Any]
 
 
+@check_keywords
 def database(name: str, location: str | os.PathLike[str] | None = None) -> Database:
     """Return a new database, without tables and procedures.
 
@@ -70,6 +72,7 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and name != "" and all(c.isalnum() or c in "_-" for c in name)
 
 
+@check_keywords
 class Database:
     """Tables, streams, procedures and workflows, on the driver or in any process of Python.
 
@@ -88,9 +91,8 @@ class Database:
 
     def __init__(self, name: str, location: str | os.PathLike[str] | None = None) -> None:
         if not _is_name(name):
-            raise InvalidUsageError(
-                "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
-            )
+            hint = "use letters, digits, _ and -"
+            raise InvalidUsageError("the name is not usable", name=repr(name), hint=hint)
         self.name = name
         self.location = None if location is None else absolute_location(location)
         self.catalog = Catalog()
@@ -193,8 +195,7 @@ class Database:
         InvalidUsageError
             If a name, type, size or slide is unusable.
         """
-        spec = WindowSpec.parse(name, columns, size, slide, time)
-        self.catalog.add("window", spec)
+        self.catalog.add("window", spec := WindowSpec.parse(name, columns, size, slide, time))
         return spec
 
     @overload
@@ -321,8 +322,7 @@ class Database:
             same name, or if a procedure does not compile.
         """
         self._check_free(name)
-        workflow = Workflow(name, parts, self.catalog, self.location)
-        self.workflows[name] = workflow
+        self.workflows[name] = workflow = Workflow(name, parts, self.catalog, self.location)
         return workflow
 
     def _check_free(self, name: str) -> None:

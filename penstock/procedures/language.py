@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from penstock._arguments import check_keywords
 from penstock.errors import InvalidUsageError
 
 __all__ = ["abort", "event", "execute"]
@@ -11,6 +12,7 @@ __all__ = ["abort", "event", "execute"]
 _HINT = "call it in a procedure, which a database runs"
 
 
+@check_keywords
 def abort(why: str) -> NoReturn:
     """Undo the transaction and reject it; `why` is the reason in the result.
 
@@ -33,6 +35,7 @@ def event(**attributes: Any) -> Any:
     raise InvalidUsageError("event was called outside of a procedure", hint=_HINT)
 
 
+@check_keywords
 def execute(statement: str, *values: Any) -> Any:
     """Read or write rows of one table by an SQL statement.
 

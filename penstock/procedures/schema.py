@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.ddl import parse_schema, schema_text, type_text
-from penstock.errors import InvalidUsageError
-from penstock.sql.expression import did_you_mean
+from penstock.errors import InvalidUsageError, did_you_mean
 
 __all__ = [
     "MAX_DIGITS",

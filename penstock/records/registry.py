@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
+from penstock._arguments import check_keywords
 from penstock._clock import pause
 from penstock.errors import InvalidUsageError, UnavailableError, hide_value
 
@@ -38,6 +39,7 @@ class RegisteredSchema:
     references: tuple[tuple[str, RegisteredSchema], ...] = ()
 
 
+@check_keywords
 @dataclass(frozen=True, slots=True)
 class SchemaRegistry:
     """The address of a schema registry, for `penstock.decode_kafka`.

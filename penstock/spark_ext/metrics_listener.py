@@ -17,6 +17,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from penstock._arguments import check_keywords
 from penstock.monitoring.batch import OperatorBatch
 from penstock.spark_ext.api.metrics import operator_batches
 
@@ -92,6 +93,7 @@ class BatchListener(StreamingQueryListener):
             return self._one_ended.wait_for(lambda: run in self._ended, timeout_s)
 
 
+@check_keywords
 class MetricsListener(BatchListener):
     """A listener of Spark that calls a function with the metrics of each micro-batch.
 

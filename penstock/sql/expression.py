@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, OTHERS, OWN_FUNCTION, ROW_FUNCTIONS
 from penstock.sql.syntax.parser import Parser
 from penstock.sql.syntax.tokens import strip_comments
@@ -23,7 +23,6 @@ __all__ = [
     "Expression",
     "column",
     "conjunction",
-    "did_you_mean",
     "edit",
     "is_aggregate",
     "select_item",
@@ -170,15 +169,6 @@ class Expression:
                 columns |= set(spellings)
             return replace(self, columns=tuple(sorted(columns & set(spellings))))
         return self.substitute(replacements) if replacements else self
-
-
-def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
-    """Return a hint that suggests the known name most similar to `name`, or lists the known names."""
-    names = list(known)
-    by_case = {known.lower(): known for known in names}
-    near = difflib.get_close_matches(name.lower(), list(by_case), n=1)
-    choices = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"did you mean {by_case[near[0]]!r}?" if near else f"the {what} are {choices}"
 
 
 @lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from penstock._arguments import check_keywords
 from penstock._clock import pause
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.description import EARLIEST, Start
@@ -18,6 +19,7 @@ __all__ = ["PStreamReader"]
 _POLL_S = 0.02
 
 
+@check_keywords
 class PStreamReader:
     """Reads a p-stream in order, from this reader's position.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from penstock._arguments import check_keywords
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
@@ -46,6 +47,7 @@ class _Group(NamedTuple):
     appended: int
 
 
+@check_keywords
 class PStreamWriter:
     """Appends Arrow tables to a p-stream. Rows are visible once they are durable.
 

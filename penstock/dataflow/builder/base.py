@@ -7,17 +7,19 @@ from typing import Self
 
 import pyarrow as pa
 
+from penstock._arguments import check_keywords
 from penstock.dataflow.nodes import Node, Select, Sink, Source, UpdateQueue, UpdateUnion, Window, topological
 from penstock.dataflow.nodes.base import infer
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.types import UNKNOWN
 from penstock.operators.update_stream.deletes import check_delete_results, mark_deletes
 from penstock.operators.update_stream.options import column_names
-from penstock.sql.expression import Expression, did_you_mean
+from penstock.sql.expression import Expression
 
 __all__ = ["GraphBase", "mark_input"]
 
 
+@check_keywords
 @dataclass(frozen=True, slots=True)
 class GraphBase:
     """The base class of `Graph`, which documents the parameters."""

@@ -9,6 +9,7 @@ from typing import Any, Final, Self, Unpack
 
 import pyarrow as pa
 
+from penstock._arguments import check_keywords
 from penstock.dataflow.builder.streams import Streams
 from penstock.dataflow.builder.windows import Windows
 from penstock.dataflow.draw import draw_html
@@ -27,7 +28,7 @@ from penstock.dataflow.nodes import (
 from penstock.dataflow.plan import Persist, PhysicalPlan, plan
 from penstock.dataflow.statistics import Statistics, measure
 from penstock.ddl import parse_schema, quote, type_text
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.own.abc import Operator
 from penstock.operators.types import UNKNOWN, expression_type
 from penstock.operators.update_stream.operator_options import (
@@ -41,7 +42,7 @@ from penstock.operators.update_stream.operator_options import (
 from penstock.operators.update_stream.options import column_names
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.workflow import Workflow
-from penstock.sql.expression import Expression, column, did_you_mean, split_alias
+from penstock.sql.expression import Expression, column, split_alias
 from penstock.sql.syntax.functions import NEVER_BOOLEAN
 from penstock.sql.tree import Tree
 
@@ -62,6 +63,7 @@ _SINKS: Final = (
 )
 
 
+@check_keywords
 def graph(name: str) -> GraphName:
     """Begin a graph of operators; `GraphName.source` adds the first source.
 
@@ -100,6 +102,7 @@ def _is_no_condition(tree: Tree) -> bool:
     return tree.kind in ("binary", "unary", "number", "string", "interval")
 
 
+@check_keywords
 @dataclass(frozen=True, slots=True)
 class GraphName:
     """The name of a new graph, which has no operators yet."""
@@ -169,6 +172,7 @@ def _schema_of(declaration: Any) -> pa.Schema:
     )
 
 
+@check_keywords
 @dataclass(frozen=True, slots=True)
 class Graph(Windows, Streams):
     """An immutable graph of operators, identified by its last operator.
@@ -248,7 +252,7 @@ class Graph(Windows, Streams):
             If key or time is missing, or an option is invalid.
         """
         node_name = self._open("update_queue", name)
-        queue_options = make_options(QueueOptions, options, QueueArguments.__annotations__, node=node_name)
+        queue_options = make_options(QueueOptions, options, node=node_name)
         names = column_names("key", key)
         columns = tuple(self._column(column_name, node_name) for column_name in names)
         return self._add_queue(
@@ -272,7 +276,7 @@ class Graph(Windows, Streams):
             If key or time is missing, an option is invalid, or the operator has no output.
         """
         node_name = self._open("apply", name)
-        state_options = make_options(StateOptions, options, ApplyArguments.__annotations__, node=node_name)
+        state_options = make_options(StateOptions, options, node=node_name)
         names = column_names("key", key)
         by = tuple(self._column(column_name, node_name) for column_name in names)
         order = None if time is None else self._column(time, node_name)
@@ -298,9 +302,7 @@ class Graph(Windows, Streams):
             If the procedure does not compile for these columns, a column is missing, or an option is invalid.
         """
         node_name = self._open("transactions", name)
-        transaction_options = make_options(
-            TransactionOptions, options, TransactionArguments.__annotations__, node=node_name
-        )
+        transaction_options = make_options(TransactionOptions, options, node=node_name)
         if transaction_options.state_location is None:
             transaction_options = replace(
                 transaction_options, state_location=getattr(procedure, "location", None)

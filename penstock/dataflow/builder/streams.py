@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Self, Unpack
 
+from penstock._arguments import check_keywords
 from penstock.dataflow.builder.base import GraphBase, mark_input
 from penstock.dataflow.nodes import (
     Join,
@@ -39,6 +40,7 @@ from penstock.units import parse_duration_us
 __all__ = ["Streams"]
 
 
+@check_keywords
 @dataclass(frozen=True, slots=True)
 class Streams(GraphBase):
     """The methods of `Graph` that combine several streams."""
@@ -77,9 +79,7 @@ class Streams(GraphBase):
             does not exist.
         """
         node_name = self._open("union", name)
-        queue_options = make_options(
-            QueueOptions, options, (*UnionArguments.__annotations__, "prefer"), node=node_name
-        )
+        queue_options = make_options(QueueOptions, options, node=node_name)
         inputs = (self.root, *(self._input_of(other, node_name) for other in others))
         names = column_names("key", key)
         if time is not None:
@@ -159,8 +159,7 @@ class Streams(GraphBase):
             boolean.
         """
         node_name = self._open("join", name)
-        option_names = (*JoinArguments.__annotations__, "condition", "unit", "updates")
-        join_options = make_options(JoinOptions, options, option_names, node=node_name)
+        join_options = make_options(JoinOptions, options, node=node_name)
         names, (time,) = column_names("on", on), column_names("time", time)
         conditions = delete_conditions(join_options.delete_when)
         inputs = [

@@ -9,6 +9,7 @@ from typing import Self, Unpack
 
 import pyarrow as pa
 
+from penstock._arguments import check_keywords
 from penstock.dataflow.builder.base import GraphBase, mark_input
 from penstock.dataflow.nodes import Aggregate, Node, RowWindow, Select, SessionWindow, Window, WindowJoin
 from penstock.ddl import type_text
@@ -27,6 +28,7 @@ from penstock.units import window_rows
 __all__ = ["Windows"]
 
 
+@check_keywords
 @dataclass(frozen=True, slots=True)
 class Windows(GraphBase):
     """The window methods of `Graph`."""
@@ -74,9 +76,7 @@ class Windows(GraphBase):
             this kind or mode do not support an option.
         """
         node_name = self._open("window", name)
-        window_options = make_options(
-            WindowOptions, options, (*WindowArguments.__annotations__, "unit"), node=node_name
-        )
+        window_options = make_options(WindowOptions, options, node=node_name)
         time = self._column(time, node_name)
         time_unit = _unit(self.schema.field(time).type)
         if time_unit is not None and unit not in (None, time_unit):

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from penstock.ddl import type_text
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.types import expression_type
-from penstock.sql.expression import Expression, did_you_mean
+from penstock.sql.expression import Expression
 
 __all__ = ["Node", "distinct", "duration", "find_column", "infer", "rebuild", "topological"]
 

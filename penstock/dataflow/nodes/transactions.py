@@ -8,7 +8,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, find_column
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.types import UNKNOWN
 from penstock.operators.update_stream.operator_options import TransactionOptions
 from penstock.procedures.analysis.columns import (
@@ -21,7 +21,6 @@ from penstock.procedures.analysis.routing import routing_attribute
 from penstock.procedures.compiler.program import event_schema
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.workflow import Workflow
-from penstock.sql.expression import did_you_mean
 
 __all__ = ["Transactions"]
 

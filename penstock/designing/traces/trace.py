@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.update_stream.stream import concat
 from penstock.procedures.compiler.program import Program, event_schema
 from penstock.procedures.compiler.values import AccessMode, Found
@@ -31,7 +31,6 @@ from penstock.procedures.partitions.placement import hash_values, numbers_of
 from penstock.procedures.partitions.routes import Keys, Route, keys_of
 from penstock.procedures.schema import MAX_KEY_COLUMNS, Column, TableSpec
 from penstock.procedures.texts import Numbers
-from penstock.sql.expression import did_you_mean
 
 __all__ = ["ANY_TABLE", "Mode", "Request", "Trace", "TraceBuilder", "column_numbers", "declare"]
 

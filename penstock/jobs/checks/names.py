@@ -22,11 +22,11 @@ from penstock.conf.sections import (
     WindowSection,
 )
 from penstock.ddl import parse_schema
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import SILENT_COLUMN
 from penstock.operators.update_stream.operator_options import STALENESS_COLUMN
-from penstock.sql.expression import Expression, did_you_mean, split_alias, unknown_functions
+from penstock.sql.expression import Expression, split_alias, unknown_functions
 
 __all__ = ["Columns", "Use", "find_uses", "sink_uses"]
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from penstock._lazy import import_named
 from penstock.conf.pipeline import Pipeline
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.jobs.cluster.modules import pipeline_modules
-from penstock.sql.expression import did_you_mean
 
 __all__ = ["carry_functions", "import_function"]
 

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from penstock._arguments import check_keywords
 from penstock._clock import now_us
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, load_pipeline
@@ -290,6 +291,7 @@ def _follow_graph(
     return replace(totals, signal=signals.received)
 
 
+@check_keywords
 def run(
     query: StreamingQuery | RunningGraph | DataStreamWriter | Pipeline,
     *,

@@ -20,7 +20,7 @@ from penstock._extras import need_extra
 from penstock.checkpointing.files import open_files
 from penstock.checkpointing.p_stream.reader import PStreamReader
 from penstock.checkpointing.p_stream.survey import is_p_stream
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.jobs.pipelines.places import wrong_with
 from penstock.jobs.pipelines.schemas import read_sample
 from penstock.operators.freshness.contract import FreshnessContract
@@ -29,7 +29,6 @@ from penstock.operators.scheduling.serve import Budget
 from penstock.operators.simulation.forecast import Forecast, Sample, forecast
 from penstock.operators.simulation.micro_batches import Engine
 from penstock.operators.update_stream.options import budget_of
-from penstock.sql.expression import did_you_mean
 from penstock.units import parse_duration_us
 
 __all__ = ["PlanRequest", "best_of", "measured_engine", "read_rows", "run_plan"]

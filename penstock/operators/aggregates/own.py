@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 
 import pyarrow as pa
 
+from penstock._arguments import check_keywords
 from penstock._lazy import import_named
 from penstock.errors import InvalidUsageError
 from penstock.sql.syntax.functions import OWN_FUNCTION
@@ -28,6 +29,7 @@ _PARAMETERS: Final = {
 _MAX_WORDS: Final = 1 << 16
 
 
+@check_keywords
 class Aggregate:
     """A user-defined aggregate for windows: subclass it in a module, with `words` and four static methods.
 

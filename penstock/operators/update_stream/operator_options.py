@@ -6,7 +6,7 @@ Column names are checked when the schema is known: when a graph is built, and wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict, TypeVar
@@ -27,7 +27,6 @@ from penstock.operators.update_stream.options import (
     Budget,
     budget_of,
     check_cost,
-    check_options,
     cost_of,
     parse_choice,
     parse_ms,
@@ -418,9 +417,7 @@ class TransactionOptions(StateOptions):
 OptionsT = TypeVar("OptionsT", bound=StateOptions)
 
 
-def make_options(
-    kind: type[OptionsT], arguments: Mapping[str, Any], allowed: Iterable[str] = (), **context: str
-) -> OptionsT:
+def make_options(kind: type[OptionsT], arguments: Mapping[str, Any], **context: str) -> OptionsT:
     """Create options from keyword arguments; errors name the context.
 
     Parameters
@@ -428,16 +425,13 @@ def make_options(
     kind : type
         `QueueOptions`, `JoinOptions` or `WindowOptions`.
     arguments : mapping
-        The arguments.
-    allowed : iterable of str
-        Names of the allowed arguments.
+        The arguments. Their names are known.
 
     Raises
     ------
     InvalidUsageError
-        If an argument is unknown or invalid.
+        If an argument is invalid.
     """
-    check_options(arguments, tuple(allowed), **context)
     try:
         return kind(**arguments)
     except InvalidUsageError as error:

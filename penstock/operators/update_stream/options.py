@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.choices import Semantics
-from penstock.sql.expression import did_you_mean
 from penstock.units import COST_BY_KEY, parse_duration_us
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ __all__ = [
     "check_by_key",
     "check_column",
     "check_cost",
-    "check_options",
     "check_weight",
     "column_names",
     "cost_of",
@@ -155,20 +153,6 @@ def weight_of(weight: object) -> tuple[str | None, Mapping[Any, Any] | None]:
     raise InvalidUsageError(
         "the weight is neither a column nor a mapping", weight=repr(weight), hint="pass weight='column'"
     )
-
-
-def check_options(names: Iterable[str], allowed: Sequence[str], **context: str) -> None:
-    """Check option names.
-
-    Raises
-    ------
-    InvalidUsageError
-        If a name is unknown.
-    """
-    for name in names:
-        if name not in allowed:
-            hint = did_you_mean(name, sorted(allowed), "options")
-            raise InvalidUsageError("there is no such option", hint=hint, option=name, **context)
 
 
 def column_names(option: str, given: object) -> tuple[str, ...]:

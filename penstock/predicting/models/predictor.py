@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock._arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.predicting.models.estimates import Walker
 from penstock.predicting.models.features import Category, Feature, Tree, read_features
@@ -139,6 +140,7 @@ class ProcedureModels:
         )  # fmt: skip
 
 
+@check_keywords
 @dataclass
 class Predictor(StoredText):
     """The models of a database's procedures; pass a predictor or its file to `Database.open`.

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.ddl import type_text
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.update_stream.cast import fits
 from penstock.procedures.compiler.program import PlainProgram, Program, event_schema, result_schema
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.batches import batch_bounds, check_batches
 from penstock.procedures.workflows.workflow import Workflow
-from penstock.sql.expression import did_you_mean
 
 __all__ = ["ANY_ORDER", "ResultRows", "batch_column", "program_for", "transaction_schema"]
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.in_process.arrow_rows import check_named, check_text
 from penstock.procedures.requests.programs import RequestPrograms
 from penstock.procedures.schema import TableSpec
-from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database

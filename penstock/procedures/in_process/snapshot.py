@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from penstock._extras import need_extra
-from penstock.errors import InvalidUsageError
-from penstock.sql.expression import did_you_mean
+from penstock.errors import InvalidUsageError, did_you_mean
 
 __all__ = ["Snapshot"]
 

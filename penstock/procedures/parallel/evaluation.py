@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock._clock import monotonic_s, pause
-from penstock.errors import InternalError, InvalidUsageError
+from penstock.errors import InternalError, InvalidUsageError, did_you_mean
 from penstock.procedures.parallel.access_sets import AccessSets
 from penstock.procedures.parallel.measured_costs import MeasuredCosts
-from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.procedures.engine import Run, TableSet

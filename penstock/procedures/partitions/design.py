@@ -9,14 +9,13 @@ from typing import Any
 
 import yaml
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.procedures.partitions.placement import place_tables
 from penstock.procedures.partitions.predicted.routing import check_routing
 from penstock.procedures.partitions.routes import find_route
 from penstock.procedures.partitions.stored_text import StoredText
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec
-from penstock.sql.expression import did_you_mean
 
 __all__ = ["PartitionColumns", "PartitionDesign"]
 

@@ -12,12 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock._kernels import GOLDEN, kernel
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.procedures.in_process.arrow_rows import arrow_errors
 from penstock.procedures.rows import numpy_column
 from penstock.procedures.schema import Column, Kind, TableSpec
 from penstock.procedures.texts import Numbers, TextNumbers, interned_values
-from penstock.sql.expression import did_you_mean
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of
 
 __all__ = [

@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Self
 
+from penstock._arguments import check_keywords
 from penstock.errors import InvalidUsageError
 
 __all__ = ["StoredText"]
 
 
+@check_keywords
 class StoredText(ABC):
     """A value that a text file keeps."""
 

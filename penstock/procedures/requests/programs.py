@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.procedures.analysis.routing import routing_attribute
 from penstock.procedures.compiler.program import PlainProgram, Program, event_schema
-from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.procedures.workflows.catalog import Catalog

@@ -12,6 +12,7 @@ from typing import Any, Never
 import pyarrow as pa
 from pyarrow import flight
 
+from penstock._arguments import check_keywords
 from penstock._clock import monotonic_s, pause
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.procedures.in_process.arrow_rows import as_arrow, check_named, find_unheld
@@ -36,6 +37,7 @@ _RUN_BYTES = 4 << 20
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 
+@check_keywords
 class DatabaseClient:
     """Calls procedures of a database in another process. Threads may share it.
 

@@ -9,9 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.ddl import type_text
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.procedures.schema import Column, Kind, TableSpec
-from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.procedures.compiler.program import PlainProgram, Program

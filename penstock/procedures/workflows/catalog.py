@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.procedures import language
 from penstock.procedures.compiler.program import all_texts
 from penstock.procedures.compiler.reading import ProcedureText, read
@@ -15,7 +15,6 @@ from penstock.procedures.schema import NAME_HINT, RelationSpec, TableSpec, is_us
 from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.streams import StreamSpec
 from penstock.procedures.workflows.windows import WindowSpec
-from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.procedures.procedure import Procedure

@@ -11,9 +11,8 @@ from typing import Any
 from pyspark.errors import AnalysisException, IllegalArgumentException
 
 from penstock import errors
-from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
+from penstock.errors import InvalidUsageError, PenstockError, UnavailableError, did_you_mean
 from penstock.spark_ext.border.connection import Py4JError, Py4JNetworkError, is_lost_server
-from penstock.sql.expression import did_you_mean
 
 __all__ = [
     "failure_of",

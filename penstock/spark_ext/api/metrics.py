@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock._arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.monitoring.batch import OperatorBatch
 from penstock.monitoring.table import MetricsList
@@ -49,6 +50,7 @@ class SeveralQueries(Protocol):
         """The queries of the graph, by name."""
 
 
+@check_keywords
 def metrics(query: StreamingQuery | SeveralQueries) -> MetricsList:
     """Return the metrics of the recent micro-batches of a query, or of a graph's queries, oldest first.
 

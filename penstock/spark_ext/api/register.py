@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock._arguments import check_keywords
 from penstock._clock import monotonic_s
 from penstock.monitoring.opentelemetry import OpenTelemetryExporter, otlp_provider
 from penstock.monitoring.prometheus import PrometheusServer
@@ -45,6 +46,7 @@ _destinations: WeakKeyDictionary[SparkSession, dict[tuple[str, str | None], _Des
 )
 
 
+@check_keywords
 def register(
     spark: SparkSession,
     *,

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
+from penstock._arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.operator_options import (
     TransactionArguments,
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 
+@check_keywords
 def transactions(
     df: DataFrame,
     procedure: Procedure | Workflow,
@@ -159,6 +161,7 @@ def transactions(
     ).results()
 
 
+@check_keywords
 def write_transactions(
     df: DataFrame,
     procedure: Procedure | Workflow,

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from penstock._arguments import check_keywords
 from penstock._clock import Clock
 from penstock.checkpointing.files import absolute_location
 from penstock.errors import InvalidUsageError
@@ -53,6 +54,7 @@ __all__ = ["JoinOperator", "PlannedJoin", "plan_join", "run_join", "update_join"
 _LEFT, _RIGHT = "left", "right"
 
 
+@check_keywords
 def update_join(
     left: DataFrame,
     right: DataFrame,

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, DoubleType, StructField, StructType
 
+from penstock._arguments import check_keywords
 from penstock.checkpointing.files import absolute_location
 from penstock.errors import InvalidUsageError
 from penstock.operators.freshness.classes import KeyClasses
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 
+@check_keywords
 def update_queue(
     df: DataFrame,
     key: str | Iterable[str],

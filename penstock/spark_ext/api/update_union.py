@@ -10,16 +10,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ByteType, StructType
 
-from penstock.errors import InvalidUsageError
+from penstock._arguments import check_keywords
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.update_stream.operator_options import QueueOptions, UnionArguments, make_options
 from penstock.operators.update_stream.stream import SOURCE_COLUMN
 from penstock.spark_ext.api.update_queue import run_queue
 from penstock.spark_ext.declared import Schema, declare_columns, with_column
-from penstock.sql.expression import did_you_mean
 
 __all__ = ["run_union", "update_union"]
 
 
+@check_keywords
 def update_union(
     *dfs: DataFrame | Mapping[str, DataFrame],
     key: str | Iterable[str],
@@ -80,8 +81,7 @@ def update_union(
     ...     state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
-    allowed = (*UnionArguments.__annotations__, "key", "time", "prefer", "schema", "name")
-    return run_union(dfs, key, time, prefer, make_options(QueueOptions, options, allowed), name, schema)
+    return run_union(dfs, key, time, prefer, make_options(QueueOptions, options), name, schema)
 
 
 def run_union(

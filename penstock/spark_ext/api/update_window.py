@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import DateType, IntegralType, StructType, TimestampNTZType
 
+from penstock._arguments import check_keywords
 from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, replace_own
@@ -47,6 +48,7 @@ __all__ = ["TIME", "plan_windows", "update_window"]
 _DELAY_KEY = "spark.watermarkDelayMs"
 
 
+@check_keywords
 def update_window(
     df: DataFrame,
     key: str | Iterable[str],

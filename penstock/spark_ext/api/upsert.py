@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
+from penstock._arguments import check_keywords
 from penstock._clock import monotonic_s
 from penstock.ddl import quote
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError, redact
@@ -30,6 +31,7 @@ _FIRST_PAUSE_S: Final = 0.1
 _MAX_PAUSE_S: Final = 10.0
 
 
+@check_keywords
 def upsert(
     df: DataFrame,
     *,

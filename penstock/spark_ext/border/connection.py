@@ -109,8 +109,14 @@ def check_functions(spark: SparkSession) -> None:
     Raises
     ------
     InvalidUsageError
-        If ``pyspark.sql.functions`` would make columns for the other kind of session.
+        If `spark` is no session, or ``pyspark.sql.functions`` would make columns for the other kind.
     """
+    if not (is_connect(spark) or isinstance(spark, SparkSession)):
+        raise InvalidUsageError(
+            "this is no Spark session",
+            got=type(spark).__name__,
+            hint="pass the session of `with penstock.session() as spark`",
+        )
     if is_connect(spark) != is_remote():
         kinds = ("classic sessions", "Spark Connect")
         functions, session = kinds if is_connect(spark) else reversed(kinds)

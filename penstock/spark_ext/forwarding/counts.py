@@ -7,6 +7,7 @@ import os
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock._arguments import check_keywords
 from penstock.checkpointing.files import open_files
 from penstock.checkpointing.graph.directory import GraphDirectory, read_progress
 from penstock.errors import InvalidUsageError
@@ -24,6 +25,7 @@ Ran = StreamingQuery | SeveralQueries | str | os.PathLike[str]
 """A query, a graph that `penstock.start` started, or the checkpoint of either."""
 
 
+@check_keywords
 def count_transactions(
     ran: Ran, *, state_location: str | os.PathLike[str] | None = None, operator: str | None = None
 ) -> TransactionCounts:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from penstock._arguments import check_keywords
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.waiting import find_waiting_since_ms
 from penstock.checkpointing.p_stream import EARLIEST, PStream
@@ -49,6 +50,7 @@ __all__ = ["start"]
 _INGEST = "ingest-"
 
 
+@check_keywords
 def start(
     graph: Graph,
     spark: SparkSession,

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from penstock._arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.operators.own.abc import Operator, output_schema
 from penstock.operators.update_stream.operator_options import StateOptions
@@ -32,6 +33,7 @@ from penstock.state_store.bucket_store import RETAIN_VERSIONS
 __all__ = ["PlannedOperator", "apply", "plan_operator", "run_operator"]
 
 
+@check_keywords
 def apply(
     df: DataFrame,
     operator: Operator,

@@ -10,9 +10,8 @@ from penstock.checkpointing.p_stream.description import EARLIEST, Start, check_n
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS
 from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.compression.choice.goals import goal_of
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.scan.spec import Scan
-from penstock.sql.expression import did_you_mean
 
 __all__ = ["ReadOptions", "WriteOptions"]
 

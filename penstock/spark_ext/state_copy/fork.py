@@ -9,6 +9,7 @@ import logging
 import os
 from dataclasses import dataclass
 
+from penstock._arguments import check_keywords
 from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import Files
 from penstock.errors import ConflictError
@@ -42,6 +43,7 @@ class Fork(CopiedQuery):
     buckets: int
 
 
+@check_keywords
 def fork_state(
     checkpoint: str | os.PathLike[str],
     path: str | os.PathLike[str],

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from penstock._arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.repartition import merge_states, source_buckets
 from penstock.spark_ext.state_copy.keyed_units import JoinBuckets
@@ -59,6 +60,7 @@ class Rescaled(CopiedQuery):
     keys: int
 
 
+@check_keywords
 def rescale_state(
     checkpoint: str | os.PathLike[str],
     path: str | os.PathLike[str],

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
+from penstock._arguments import check_keywords
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import Files, open_files
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError, PenstockError
@@ -47,6 +48,7 @@ _VIEWS: tuple[tuple[set[str], Callable[[Stored, str | None], StateView]], ...] =
 """A key of the specification, and the view, for each kind of operator."""
 
 
+@check_keywords
 def read_state(
     spark: SparkSession,
     path: str | os.PathLike[str],

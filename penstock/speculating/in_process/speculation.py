@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock import _clock
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.update_stream.stream import concat
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.compiler.values import AccessMode, Found
@@ -45,7 +45,6 @@ from penstock.speculating.in_process.stalled_calls import StalledCall, Task, spl
 from penstock.speculating.in_process.trials import Trials
 from penstock.speculating.rules import Level
 from penstock.speculating.scheduler import StallPoint
-from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database

@@ -495,17 +495,21 @@ def _queue() -> Graph:
         (lambda: readings().update_queue("plugs", "time"), "mean 'plug'"),
         (
             lambda: readings().update_queue("plug", "time", **_typo(budgt=1)),
-            "no such option: option=budgt node=update_queue. Hint: did you mean 'budget'",
+            "no such option: option=budgt function=update_queue. Hint: did you mean 'budget'",
         ),
         (
             lambda: readings().union(readings("b"), key="plug", time="time", **_typo(budgt=1)),
-            "no such option: option=budgt node=union. Hint: did you mean 'budget'",
+            "no such option: option=budgt function=union. Hint: did you mean 'budget'",
         ),
         (
             lambda: _queue().join(
                 _queue(), on="plug", time="time", within="1 s", **_typo(watermark_dely="1 s")
             ),
-            "no such option: option=watermark_dely node=join. Hint: did you mean 'watermark_delay'",
+            "no such option: option=watermark_dely function=join. Hint: did you mean 'watermark_delay'",
+        ),
+        (
+            lambda: readings().window("time", **_typo(sze="60 s")),
+            "no such option: option=sze function=window. Hint: did you mean 'size'",
         ),
         (lambda: readings().sink("consol"), "the kind of sink is unknown: .*did you mean 'console'"),
         (

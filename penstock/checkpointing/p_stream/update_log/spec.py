@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.p_stream.segments import OFFSET
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
@@ -87,8 +87,6 @@ class UpdateLog:
         InvalidUsageError
             If a column is missing or has a type that is not allowed, or a column has a reserved name.
         """
-        from penstock.sql.expression import did_you_mean
-
         if OFFSET in schema.names:
             raise InvalidUsageError("an update log cannot have a column of this name", column=OFFSET)
         for name in (*self.key, self.time):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.partitions.placement import Placement, hash_values
 from penstock.procedures.partitions.predicted.guards import can_guard
@@ -15,7 +15,6 @@ from penstock.procedures.partitions.predicted.prediction import Prediction, Tran
 from penstock.procedures.partitions.routes import find_route
 from penstock.procedures.schema import Kind
 from penstock.procedures.texts import Numbers
-from penstock.sql.expression import did_you_mean
 from penstock.state_store.keys.key_words import buckets_of
 
 __all__ = ["AttributePredictor", "check_routing", "routing_attributes", "routing_obstacle"]
