@@ -170,7 +170,7 @@ def _without_wrong_fields(data: dict[str, Any], found: list[Problem]) -> dict[st
     """Return the fields without the wrong fields; None if the rest depends on a wrong or missing field."""
     rest = deepcopy(data)
     for path, *_ in found:
-        if len(path) < 2 or path[0] not in _ENDS:
+        if len(path) < 2 or (path[0] not in _ENDS and _is_shaping(path)):
             return None
         section: Any = rest
         for part in path[:-1]:
@@ -179,14 +179,17 @@ def _without_wrong_fields(data: dict[str, Any], found: list[Problem]) -> dict[st
             del section[path[-1]]
         elif path[0] not in _OUTPUT:
             return None
-    if any(path[0] == "queue" for path, *_ in found):
-        rest.pop("results", None)  # the wrong field may make a column of the results
     return rest
+
+
+def _is_shaping(path: FieldPath) -> bool:
+    """Return whether a field, or a field with a similar name, determines columns or the meaning of others."""
+    return not _SHAPING.isdisjoint(path[1:]) or did_you_mean(path[-1], sorted(_SHAPING), None) is not None
 
 
 def _without_output(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with a sink that drops all rows, and without settings of the run."""
-    return {name: value for name, value in data.items() if name not in _OUTPUT} | {"sink": {"type": "noop"}}
+    return {name: value for name, value in data.items() if name not in _OUTPUT} | _NO_SINK
 
 
 def _columns_only(data: dict[str, Any], found: list[Problem]) -> Pipeline | None:
@@ -213,8 +216,15 @@ def _columns_only(data: dict[str, Any], found: list[Problem]) -> Pipeline | None
 _BEGIN: Final = ("engine", "source", "filter", "projection")
 """Sections that depend on none of the later sections."""
 _OUTPUT: Final = ("sink", "query")
+_NO_SINK: Final = {"sink": {"type": "noop"}}
 _ENDS: Final = ("queue", "results", *_OUTPUT)
 """Sections on whose columns at most the results depend."""
+_SHAPING: Final = frozenset({
+    "aggregates", "apply", "columns", "delete_when", "format", "group_by", "keep", "kafka_columns", "message",
+    "mode", "on_silent", "options", "output_schema", "path", "projection", "reader", "registry", "schema",
+    "session", "size", "slide", "staleness_column", "type", "unit", "value_format", "value_schema",
+})  # fmt: skip
+"""Fields that determine the columns of their section, or which other fields and sections are possible."""
 
 _PAPERS: Final = "pipelines/papers"
 _GROUPS: Final = ("pipelines", _PAPERS)
@@ -340,8 +350,8 @@ def load_parts(
     problems : list of str
         A line for each problem.
     named : Pipeline or None
-        The sections whose columns can be checked; None if there are no such sections. Fields of its queue may
-        be None.
+        The sections whose names of functions and, if `pipeline` is None, of columns can be checked; None if
+        there are no such sections. Fields of its queue may be None.
 
     Raises
     ------
@@ -365,6 +375,16 @@ def load_parts(
     if document.unset:
         return None, document, problems, _columns_only(document.data, found)
     rest = _without_wrong_fields(document.data, found)
-    tries = [] if rest is None else [rest, _without_output(rest)]
-    checked = next((one for one in map(_find_problems, tries) if isinstance(one, Pipeline)), None)
-    return checked, document, problems, checked or _columns_only(document.data, found)
+    if rest is None:
+        return None, document, problems, _columns_only(document.data, found)
+    named = _first_pipeline(rest)
+    if any(path[0] == "queue" and _is_shaping(path) for path, *_ in found):
+        rest.pop("results", None)  # the wrong field may make a column of the results
+    checked = _first_pipeline(rest)
+    return checked, document, problems, named or checked or _columns_only(document.data, found)
+
+
+def _first_pipeline(data: dict[str, Any]) -> Pipeline | None:
+    """Return a pipeline with these fields, if need be without its sink and the settings of its run."""
+    tries = (data, data | _NO_SINK, _without_output(data))
+    return next((one for one in map(_find_problems, tries) if isinstance(one, Pipeline)), None)

@@ -106,7 +106,7 @@ def check_pipeline(
         else:
             if isinstance(checked, Graph):
                 problems += _find_wrong_sink_columns(loaded.sink, document, checked.schema.names)
-    problems += _find_wrong_functions(loaded, document, all_settings)
+    problems += _find_wrong_functions(named or loaded, document, all_settings)
     problems = list(dict.fromkeys(problems))
     if not problems:
         check_checkpoint(loaded, document, build)

@@ -254,6 +254,56 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
     assert sorted(text.partition(": ")[0].partition(". ")[0] for text in found) == sorted(starts)
 
 
+def fields_of(problems: list[str]) -> list[str]:
+    return sorted(text.partition(": ")[0] for text in problems)
+
+
+def test_a_wrong_field_of_a_section_hides_only_what_depends_on_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    wrong: dict[str, Any] = {
+        "source": {"type": "market", "rows_per_secnd": 100},
+        "queue": {"key": "simbol", "time": "tme", "budgt": 5, "policy": "linecuting"},
+        "results": {"filter": "pric > 3 AND foo(price)", "projection": ["symbl"]},
+        "sink": {"type": "consle"},
+        "query": {"checkpoint": str(tmp_path / "file"), "metrics": str(tmp_path / "file" / "m.jsonl")},
+    }
+    after = ["results.filter", "results.filter", "results.projection"]
+    places = ["query.checkpoint", "query.metrics"]
+    first = ["queue.budgt", "queue.key", "queue.policy", "queue.time", "sink.type", "source.rows_per_secnd"]
+    assert fields_of(problems_of(written(tmp_path, wrong))) == sorted(first + after + places)
+
+
+@pytest.mark.parametrize(
+    ("field", "hidden"),
+    [
+        ({"budgt": 5}, False),
+        ({"staleness_colum": True}, True),
+        ({"apply": 3}, True),
+        ({"nonsense": 1}, False),
+    ],
+)
+def test_results_are_checked_unless_the_wrong_field_may_make_their_columns(
+    tmp_path: Path, field: dict[str, Any], *, hidden: bool
+) -> None:
+    results = {"filter": "foo(price) > queue_staleness_ms"}
+    queue = {"key": "symbol", "time": "time"} | field
+    found = problems_of(written(tmp_path, {"queue": queue, "results": results}))
+    assert any("there is no function 'foo'" in text for text in found)
+    assert any("there is no column 'queue_staleness_ms'" in text for text in found) is not hidden
+
+
+@pytest.mark.parametrize(
+    ("field", "hidden"),
+    [({"pathh": "in"}, True), ({"schem": "k STRING"}, True), ({"on_eror": "fail"}, False)],
+)
+def test_columns_are_checked_unless_the_wrong_field_of_the_source_may_make_them(
+    tmp_path: Path, field: dict[str, Any], *, hidden: bool
+) -> None:
+    queue = {"key": "plug", "time": "ts"}
+    found = problems_of(written(tmp_path, {"source": JSON | field, "queue": queue}))
+    assert any("there is no column 'plug'" in text for text in found) is not hidden
+
+
 JSON = {"type": "files", "format": "json", "path": "in", "schema": "sensor STRING, ts TIMESTAMP, n LONG"}
 
 
