@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock import _durable
-from penstock._arguments import check_keywords
 from penstock.checkpointing.files import Files, LocalFiles, open_files
+from penstock.conf.arguments import check_keywords
 from penstock.errors import CorruptDataError
 
 __all__ = ["Repair", "list_numbers", "local_path", "make_durable", "plan_of", "repair_checkpoint"]

@@ -20,7 +20,7 @@ from typing import Any, Final
 from pydantic import ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.conf.cross_field_checks import LATE_STEPS, find_disagreements
 from penstock.conf.document import Document, FieldPath, PipelineError, Problem, describe, read_document
 from penstock.conf.error_messages import explain_error

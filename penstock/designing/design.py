@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.designing.cost import CostModel
 from penstock.designing.initial import declared_choice
 from penstock.designing.result import DesignResult

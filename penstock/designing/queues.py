@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock._arguments import check_keywords
 from penstock.checkpointing.p_stream import PStream
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.update_stream.stream import as_int64, concat
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of

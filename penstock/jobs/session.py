@@ -20,8 +20,8 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
-from penstock._arguments import check_keywords
 from penstock._clock import monotonic_s
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.class_archive import JAVA_HINT, JAVA_OPTIONS, archive_options, require_java
 from penstock.jobs.signals import StopSignals

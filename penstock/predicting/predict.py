@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock._arguments import check_keywords
 from penstock._extras import need_extra
+from penstock.conf.arguments import check_keywords
 from penstock.designing.traces.log import read_log_and_tables
 from penstock.designing.traces.trace import Request
 from penstock.errors import InvalidUsageError

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
-from penstock._arguments import check_keywords
 from penstock.checkpointing.files import absolute_location
+from penstock.conf.arguments import check_keywords
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.procedures.analysis.explain import describe_table, explain_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 
 __all__ = ["abort", "event", "execute"]

@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from penstock._arguments import check_keywords
 from penstock._clock import pause
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError, UnavailableError, hide_value
 
 __all__ = ["RegisteredSchema", "SchemaRegistry", "UnknownSchemaError"]

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.monitoring.batch import OperatorBatch
 from penstock.spark_ext.api.metrics import operator_batches
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from penstock._arguments import check_keywords
 from penstock._clock import pause
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.description import EARLIEST, Start
 from penstock.checkpointing.p_stream.stream import PStream, TrimResult
+from penstock.conf.arguments import check_keywords
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["PStreamReader"]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from penstock._arguments import check_keywords
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
@@ -24,6 +23,7 @@ from penstock.checkpointing.p_stream.threads import Threads
 from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.checkpointing.p_stream.update_log.background import BackgroundCompactor
 from penstock.compression.kinds import adopt_coding
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us
 

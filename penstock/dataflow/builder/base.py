@@ -7,7 +7,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.dataflow.nodes import Node, Select, Sink, Source, UpdateQueue, UpdateUnion, Window, topological
 from penstock.dataflow.nodes.base import infer
 from penstock.errors import InvalidUsageError, did_you_mean

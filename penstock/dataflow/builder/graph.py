@@ -9,7 +9,7 @@ from typing import Any, Final, Self, Unpack
 
 import pyarrow as pa
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.dataflow.builder.streams import Streams
 from penstock.dataflow.builder.windows import Windows
 from penstock.dataflow.draw import draw_html

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Self, Unpack
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.dataflow.builder.base import GraphBase, mark_input
 from penstock.dataflow.nodes import (
     Join,

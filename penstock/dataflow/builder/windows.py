@@ -9,7 +9,7 @@ from typing import Self, Unpack
 
 import pyarrow as pa
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.dataflow.builder.base import GraphBase, mark_input
 from penstock.dataflow.nodes import Aggregate, Node, RowWindow, Select, SessionWindow, Window, WindowJoin
 from penstock.ddl import type_text

@@ -17,8 +17,8 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock._arguments import check_keywords
 from penstock._clock import now_us
+from penstock.conf.arguments import check_keywords
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.errors import InternalError, InvalidUsageError, PenstockError

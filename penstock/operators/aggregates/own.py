@@ -13,8 +13,8 @@ from typing import ClassVar, Final
 
 import pyarrow as pa
 
-from penstock._arguments import check_keywords
 from penstock._lazy import import_named
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.sql.syntax.functions import OWN_FUNCTION
 

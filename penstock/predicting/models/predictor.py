@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.predicting.models.estimates import Walker
 from penstock.predicting.models.features import Category, Feature, Tree, read_features

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Self
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 
 __all__ = ["StoredText"]

@@ -12,8 +12,8 @@ from typing import Any, Never
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock._arguments import check_keywords
 from penstock._clock import monotonic_s, pause
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.procedures.in_process.arrow_rows import as_arrow, check_named, find_unheld
 from penstock.procedures.replicas.lag import Lag

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.monitoring.batch import OperatorBatch
 from penstock.monitoring.table import MetricsList

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock._arguments import check_keywords
 from penstock._clock import monotonic_s
+from penstock.conf.arguments import check_keywords
 from penstock.monitoring.opentelemetry import OpenTelemetryExporter, otlp_provider
 from penstock.monitoring.prometheus import PrometheusServer
 from penstock.spark_ext.border.connection import default_parallelism

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.operator_options import (
     TransactionArguments,

@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from penstock._arguments import check_keywords
 from penstock._clock import Clock
 from penstock.checkpointing.files import absolute_location
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.operators.joins.join import Matched, UpdateJoin
 from penstock.operators.joins.spec import JoinedStream

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, DoubleType, StructField, StructType
 
-from penstock._arguments import check_keywords
 from penstock.checkpointing.files import absolute_location
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.operators.freshness.classes import KeyClasses
 from penstock.operators.queues.expiry import Lives

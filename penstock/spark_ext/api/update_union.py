@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ByteType, StructType
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.update_stream.operator_options import QueueOptions, UnionArguments, make_options
 from penstock.operators.update_stream.stream import SOURCE_COLUMN

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import DateType, IntegralType, StructType, TimestampNTZType
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, replace_own

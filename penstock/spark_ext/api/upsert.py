@@ -15,8 +15,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from penstock._arguments import check_keywords
 from penstock._clock import monotonic_s
+from penstock.conf.arguments import check_keywords
 from penstock.ddl import quote
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError, redact
 from penstock.operators.update_stream.options import column_names

@@ -32,7 +32,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.utils import is_remote
 
 from penstock.errors import InvalidUsageError
 
@@ -60,7 +59,6 @@ __all__ = [
     "Shared",
     "aggregate_sql",
     "analyzed_plan",
-    "check_functions",
     "check_own_readers",
     "default_parallelism",
     "has_running_tasks",
@@ -101,30 +99,6 @@ _ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
 def is_connect(spark: SparkSession) -> bool:
     """Return whether a session uses Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
-
-
-def check_functions(spark: SparkSession) -> None:
-    """Refuse a session of the kind (classic or Connect) for which PySpark's functions were not loaded.
-
-    Raises
-    ------
-    InvalidUsageError
-        If `spark` is no session, or ``pyspark.sql.functions`` would make columns for the other kind.
-    """
-    if not (is_connect(spark) or isinstance(spark, SparkSession)):
-        raise InvalidUsageError(
-            "this is no Spark session",
-            got=type(spark).__name__,
-            hint="pass the session of `with penstock.session() as spark`",
-        )
-    if is_connect(spark) != is_remote():
-        kinds = ("classic sessions", "Spark Connect")
-        functions, session = kinds if is_connect(spark) else reversed(kinds)
-        raise InvalidUsageError(
-            f"PySpark makes functions of {functions} in this process, and the session is one of {session}",
-            hint="use one kind of session in a process; PySpark chooses by the environment variable "
-            "SPARK_CONNECT_MODE_ENABLED",
-        )
 
 
 def is_local(spark: SparkSession) -> bool:

@@ -7,9 +7,9 @@ import os
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock._arguments import check_keywords
 from penstock.checkpointing.files import open_files
 from penstock.checkpointing.graph.directory import GraphDirectory, read_progress
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.procedures.analysis.counts import TransactionCounts
 from penstock.spark_ext.api.metrics import SeveralQueries, metrics

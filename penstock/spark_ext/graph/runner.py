@@ -15,11 +15,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock._arguments import check_keywords
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.waiting import find_waiting_since_ms
 from penstock.checkpointing.p_stream import EARLIEST, PStream
 from penstock.checkpointing.trace import trace
+from penstock.conf.arguments import check_keywords
 from penstock.dataflow import Graph, Persist, Statistics
 from penstock.dataflow.checkpoint import (
     Reading,

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructType
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.conf.kafka_source import CHANGE_COLUMNS, TEXT_FORMATS, KafkaColumn, KafkaFormat
 from penstock.conf.values import OnError
 from penstock.errors import InvalidUsageError

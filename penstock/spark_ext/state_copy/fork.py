@@ -9,9 +9,9 @@ import logging
 import os
 from dataclasses import dataclass
 
-from penstock._arguments import check_keywords
 from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import Files
+from penstock.conf.arguments import check_keywords
 from penstock.errors import ConflictError
 from penstock.spark_ext.state_copy.query_copy import (
     CopiedBucket,

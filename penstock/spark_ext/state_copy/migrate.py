@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ByteType, StructField, StructType
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.operators.joins.spec import SIDES

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.repartition import merge_states, source_buckets
 from penstock.spark_ext.state_copy.keyed_units import JoinBuckets

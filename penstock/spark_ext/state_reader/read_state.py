@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from penstock._arguments import check_keywords
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import Files, open_files
+from penstock.conf.arguments import check_keywords
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError, PenstockError
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.spark_ext.border.spark_versions import as_arrow_schema

@@ -14,12 +14,13 @@ from weakref import WeakSet
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from penstock._version import __version__
 from penstock.checkpointing.files.s3a import keep_s3a
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.failure import root_cause
-from penstock.spark_ext.border.connection import Py4JError, check_functions, is_connect
+from penstock.spark_ext.border.connection import Py4JError, is_connect
 from penstock.spark_ext.package_files import package_files, write_zip
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ def prepare_workers(spark: SparkSession) -> None:
     ------
     InvalidUsageError
         If workers on a cluster, or of a Spark Connect server, cannot run Penstock or have a different version
-        of it. Or if PySpark's functions belong to the other kind of session (classic or Connect).
+        of it. Or if `spark` is no session, or PySpark's functions belong to the other kind of session
+        (classic or Connect).
     """
-    check_functions(spark)
+    _check_session(spark)
     context: Any = spark if is_connect(spark) else spark.sparkContext
     if not is_connect(spark):
         # The settings hold for this process, and for the workers of functions that are made later.
@@ -64,6 +66,30 @@ def prepare_workers(spark: SparkSession) -> None:
     elif context.pythonExec != sys.executable:
         _use_drivers_python(context)
     _prepared.add(context)
+
+
+def _check_session(spark: SparkSession) -> None:
+    """Refuse what is no session, and a session of the kind for which PySpark's functions were not loaded.
+
+    Raises
+    ------
+    InvalidUsageError
+        If `spark` is no session, or ``pyspark.sql.functions`` would make columns for the other kind.
+    """
+    if not (is_connect(spark) or isinstance(spark, SparkSession)):
+        raise InvalidUsageError(
+            "this is no Spark session",
+            got=type(spark).__name__,
+            hint="pass the session of `with penstock.session() as spark`",
+        )
+    if is_connect(spark) != is_remote():
+        kinds = ("classic sessions", "Spark Connect")
+        functions, session = kinds if is_connect(spark) else reversed(kinds)
+        raise InvalidUsageError(
+            f"PySpark makes functions of {functions} in this process, and the session is one of {session}",
+            hint="use one kind of session in a process; PySpark chooses by the environment variable "
+            "SPARK_CONNECT_MODE_ENABLED",
+        )
 
 
 def _use_drivers_python(context: SparkContext) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock._arguments import check_keywords
+from penstock.conf.arguments import check_keywords
 from penstock.dataflow import Graph
 from penstock.dataflow.builder.graph import GraphName
 from penstock.errors import InvalidUsageError
