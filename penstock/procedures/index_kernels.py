@@ -20,7 +20,7 @@ from penstock._kernels import GOLDEN, MIX_1, kernel
 from penstock.compression.kernels.instructions import prefetch
 
 __all__ = [
-    "Entries",
+    "Int64s",
     "add_entries",
     "find_1",
     "find_2",
@@ -39,7 +39,7 @@ __all__ = [
     "words_of",
 ]
 
-Entries = npt.NDArray[np.int64]
+Int64s = npt.NDArray[np.int64]
 
 _S32, _S29 = np.uint64(32), np.uint64(29)
 _MIN_BITS = 6
@@ -51,7 +51,7 @@ _PREFETCH_DISTANCE = 16
 """The distance in entries at which the memory of new entries is prefetched."""
 
 
-def new_index(rows: int) -> tuple[Entries, int]:
+def new_index(rows: int) -> tuple[Int64s, int]:
     """Return an empty index with room for `rows` rows, and the shift of its hash."""
     bits = max((2 * rows - 1).bit_length(), _MIN_BITS)
     return np.zeros(2 << bits, np.int64), 64 - bits
@@ -85,7 +85,7 @@ def word_4(a: int, b: int, c: int, d: int) -> Any:
 
 
 @kernel
-def find_1(entries: Entries, shift: int, word: int) -> int:
+def find_1(entries: Int64s, shift: int, word: int) -> int:
     """Return the slot of a key of one column, or -1 if no row has the key."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
@@ -99,7 +99,7 @@ def find_1(entries: Entries, shift: int, word: int) -> int:
 
 
 @kernel
-def find_2(entries: Entries, shift: int, a: int, b: int, a_column: Any, b_column: Any) -> int:
+def find_2(entries: Int64s, shift: int, a: int, b: int, a_column: Any, b_column: Any) -> int:
     """Return the slot of a key of two columns, or -1 if no row has the key."""
     mask = (entries.shape[0] >> 1) - 1
     word = word_2(a, b)
@@ -115,7 +115,7 @@ def find_2(entries: Entries, shift: int, a: int, b: int, a_column: Any, b_column
 
 @kernel
 def find_3(
-    entries: Entries, shift: int, a: int, b: int, c: int, a_column: Any, b_column: Any, c_column: Any
+    entries: Int64s, shift: int, a: int, b: int, c: int, a_column: Any, b_column: Any, c_column: Any
 ) -> int:
     """Return the slot of a key of three columns, or -1 if no row has the key."""
     mask = (entries.shape[0] >> 1) - 1
@@ -132,7 +132,7 @@ def find_3(
 
 @kernel
 def find_4(
-    entries: Entries,
+    entries: Int64s,
     shift: int,
     a: int,
     b: int,
@@ -163,13 +163,13 @@ def find_4(
 
 
 @kernel
-def prefetch_entry(entries: Entries, shift: int, word: int) -> None:
+def prefetch_entry(entries: Int64s, shift: int, word: int) -> None:
     """Load the entry of a key into the cache."""
     prefetch(entries, 2 * _first(word, shift))
 
 
 @kernel
-def peek(entries: Entries, shift: int, word: int) -> int:
+def peek(entries: Int64s, shift: int, word: int) -> int:
     """Return the slot of a row whose key has the given word, or -1. Several keys may share the word."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
@@ -181,7 +181,7 @@ def peek(entries: Entries, shift: int, word: int) -> int:
 
 
 @kernel
-def put_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
+def put_entry(entries: Int64s, shift: int, word: int, slot: int) -> None:
     """Add an entry. The index must have room, and must not have the key yet."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
@@ -192,7 +192,7 @@ def put_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
 
 
 @kernel
-def remove_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
+def remove_entry(entries: Int64s, shift: int, word: int, slot: int) -> None:
     """Remove the entry of the row at `slot`, which must be in the index."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
@@ -211,7 +211,7 @@ def remove_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
 
 
 @kernel
-def add_entries(entries: Entries, shift: int, words: Entries, slots: Entries) -> None:
+def add_entries(entries: Int64s, shift: int, words: Int64s, slots: Int64s) -> None:
     """Add entries of distinct keys; the index must have room for them."""
     for i in range(words.shape[0]):
         if i + _PREFETCH_DISTANCE < words.shape[0]:
@@ -220,39 +220,39 @@ def add_entries(entries: Entries, shift: int, words: Entries, slots: Entries) ->
 
 
 @kernel
-def remove_entries(entries: Entries, shift: int, words: Entries, slots: Entries) -> None:
+def remove_entries(entries: Int64s, shift: int, words: Int64s, slots: Int64s) -> None:
     """Remove the entries of the rows at `slots`, which must be in the index."""
     for i in range(words.shape[0]):
         remove_entry(entries, shift, words[i], slots[i])
 
 
 @kernel
-def _words_2(a: Entries, b: Entries, words: Entries) -> None:
+def _words_2(a: Int64s, b: Int64s, words: Int64s) -> None:
     for i in range(words.shape[0]):
         words[i] = word_2(a[i], b[i])
 
 
 @kernel
-def _words_3(a: Entries, b: Entries, c: Entries, words: Entries) -> None:
+def _words_3(a: Int64s, b: Int64s, c: Int64s, words: Int64s) -> None:
     for i in range(words.shape[0]):
         words[i] = word_3(a[i], b[i], c[i])
 
 
 @kernel
-def _words_4(a: Entries, b: Entries, c: Entries, d: Entries, words: Entries) -> None:
+def _words_4(a: Int64s, b: Int64s, c: Int64s, d: Int64s, words: Int64s) -> None:
     for i in range(words.shape[0]):
         words[i] = word_4(a[i], b[i], c[i], d[i])
 
 
 @kernel
-def _find_all_1(entries: Entries, shift: int, a: Entries, slots: Entries) -> None:
+def _find_all_1(entries: Int64s, shift: int, a: Int64s, slots: Int64s) -> None:
     for i in range(slots.shape[0]):
         slots[i] = find_1(entries, shift, a[i])
 
 
 @kernel
 def _find_all_2(
-    entries: Entries, shift: int, a: Entries, b: Entries, a_column: Any, b_column: Any, slots: Entries
+    entries: Int64s, shift: int, a: Int64s, b: Int64s, a_column: Any, b_column: Any, slots: Int64s
 ) -> None:
     for i in range(slots.shape[0]):
         slots[i] = find_2(entries, shift, a[i], b[i], a_column, b_column)
@@ -260,15 +260,15 @@ def _find_all_2(
 
 @kernel
 def _find_all_3(
-    entries: Entries,
+    entries: Int64s,
     shift: int,
-    a: Entries,
-    b: Entries,
-    c: Entries,
+    a: Int64s,
+    b: Int64s,
+    c: Int64s,
     a_column: Any,
     b_column: Any,
     c_column: Any,
-    slots: Entries,
+    slots: Int64s,
 ) -> None:
     for i in range(slots.shape[0]):
         slots[i] = find_3(entries, shift, a[i], b[i], c[i], a_column, b_column, c_column)
@@ -276,17 +276,17 @@ def _find_all_3(
 
 @kernel
 def _find_all_4(
-    entries: Entries,
+    entries: Int64s,
     shift: int,
-    a: Entries,
-    b: Entries,
-    c: Entries,
-    d: Entries,
+    a: Int64s,
+    b: Int64s,
+    c: Int64s,
+    d: Int64s,
     a_column: Any,
     b_column: Any,
     c_column: Any,
     d_column: Any,
-    slots: Entries,
+    slots: Int64s,
 ) -> None:
     for i in range(slots.shape[0]):
         slots[i] = find_4(entries, shift, a[i], b[i], c[i], d[i], a_column, b_column, c_column, d_column)
@@ -297,7 +297,7 @@ _FIND_ALL: dict[int, Any] = {2: _find_all_2, 3: _find_all_3, 4: _find_all_4}
 """The kernel for each number of key columns."""
 
 
-def words_of(key: list[Entries]) -> Entries:
+def words_of(key: list[Int64s]) -> Int64s:
     """Return the word of each key; `key` has an array for each key column."""
     if len(key) == 1:
         return key[0]
@@ -306,7 +306,7 @@ def words_of(key: list[Entries]) -> Entries:
     return words
 
 
-def find_all(entries: Entries, shift: int, key: list[Entries], columns: list[Any]) -> Entries:
+def find_all(entries: Int64s, shift: int, key: list[Int64s], columns: list[Any]) -> Int64s:
     """Return the slot of each key, or -1 if no row has the key.
 
     `key` has an array for each key column. `columns` are the key columns of the table.

@@ -121,8 +121,8 @@ class WindowLayout:
         return partial
 
     @property
-    def entry(self) -> pa.Schema:
-        """The schema of an entry: groups, `ENTRY_PANE`, partials."""
+    def pane_schema(self) -> pa.Schema:
+        """The schema of pane partials: groups, `ENTRY_PANE`, partials."""
         return pa.schema([*self.groups, pa.field(ENTRY_PANE, pa.int64()), *self.values])
 
     @property

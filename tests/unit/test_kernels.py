@@ -180,7 +180,7 @@ KERNELS = {
         "_finish",
         "add_floats",
         "add_integers",
-        "add_entries",
+        "add_partials",
         "divide",
         "finish",
         "slide",

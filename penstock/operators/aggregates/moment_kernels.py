@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock._kernels import kernel
 
-__all__ = ["add_entries", "add_floats", "add_integers", "divide", "finish", "slide"]
+__all__ = ["add_floats", "add_integers", "add_partials", "divide", "finish", "slide"]
 
 _EXACT = 1 << 53
 """Every integer below this is exactly representable as a float."""
@@ -76,7 +76,7 @@ def add_integers(slots: Any, values: Any, moments: Any, centers: Any) -> None:
 
 
 @kernel
-def add_entries(
+def add_partials(
     slots: Any, counts: Any, wholes: Any, rests: Any, deviations: Any, moments: Any, centers: Any
 ) -> None:
     """Add entries to their slots. An entry holds the partials of one pane and group.
@@ -131,7 +131,7 @@ def slide(
     Parameters
     ----------
     counts, wholes, rests, deviations : arrays of n
-        As in `add_entries`.
+        As in `add_partials`.
     low, high : int64 arrays of m
         The bounds of non-empty ranges of entries. Within a group both bounds increase. The ranges of the next
         group begin after this group.

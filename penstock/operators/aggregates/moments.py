@@ -28,7 +28,7 @@ __all__ = [
     "from_settings",
     "spell_as_before",
     "to_settings",
-    "upgrade_entries",
+    "upgrade_partials",
 ]
 
 _KIND: Final = "m2"
@@ -108,7 +108,7 @@ def _earlier(name: str) -> str:
     return _EARLIER + name.removeprefix(_KIND)
 
 
-def upgrade_entries(entries: pa.RecordBatch, partials: Iterable[Partial]) -> pa.RecordBatch:
+def upgrade_partials(entries: pa.RecordBatch, partials: Iterable[Partial]) -> pa.RecordBatch:
     """Convert the sums of squares in entries of an earlier version to M2."""
     for name, (count, total) in deviation_sources(partials).items():
         earlier = _earlier(name)

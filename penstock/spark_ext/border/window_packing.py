@@ -74,8 +74,8 @@ class EntryPacker:
     ----------
     pane_steps : int
         The length of a pane in units of the time column.
-    entry : pyarrow.Schema
-        The schema of an entry; see `WindowLayout.entry`.
+    schema : pyarrow.Schema
+        The schema of pane partials; see `WindowLayout.pane_schema`.
     buckets : int
         Number of buckets.
     delayed : Fragments, optional
@@ -87,7 +87,7 @@ class EntryPacker:
     """
 
     pane_steps: int
-    entry: pa.Schema
+    schema: pa.Schema
     buckets: int
     delayed: Fragments | None = None
     newest: str | None = None
@@ -98,13 +98,13 @@ class EntryPacker:
         cls, fragments: Fragments, schema: pa.Schema, buckets: int, *, newest: str | None = None
     ) -> EntryPacker:
         """Return the packer of fragments with a schema."""
-        entry = [
+        fields = [
             *(schema.field(name) for name in fragments.group_by),
             pa.field(ENTRY_PANE, pa.int64()),
             *(schema.field(partial.name) for partial in fragments.without_watermark.partials),
         ]
         with_time = fragments if fragments.delay_ms else None
-        return cls(fragments.pane_steps, pa.schema(entry), buckets, with_time, newest)
+        return cls(fragments.pane_steps, pa.schema(fields), buckets, with_time, newest)
 
     def pack(
         self, fragments: Iterable[pa.RecordBatch], dropped: Callable[[], int] = lambda: 0
@@ -125,7 +125,7 @@ class EntryPacker:
                 continue
             if last is not None:
                 yield from self._parcels(last, {_PART: str(part).encode(), _NEWEST: str(newest).encode()})
-            last = self._entries(batch)
+            last = self._to_pane_partials(batch)
             batch_newest = self._newest(batch, last)
             newest = batch_newest if newest is None else max(newest, batch_newest)
         if last is not None:
@@ -147,11 +147,13 @@ class EntryPacker:
         newest = int(np.max(bare_values(batch.column(NEWEST))))
         return self.delayed.watermark(newest) - -self.delayed.delay_ms // self.delayed.pane_ms
 
-    def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _to_pane_partials(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         panes = bare_values(batch.column(PANE)).astype(np.int64, copy=False) // self.pane_steps
-        columns = [pa.array(panes) if name == ENTRY_PANE else batch.column(name) for name in self.entry.names]
+        columns = [
+            pa.array(panes) if name == ENTRY_PANE else batch.column(name) for name in self.schema.names
+        ]
         return cast_to_schema(
-            pa.RecordBatch.from_arrays(columns, self.entry.names), schema_like(self.entry, batch.schema)
+            pa.RecordBatch.from_arrays(columns, self.schema.names), schema_like(self.schema, batch.schema)
         )
 
     def _parcels(
@@ -174,9 +176,9 @@ class EntryPacker:
         If groups have many entries, the entries of a bucket are also sorted by group. This saves work in the
         operator.
         """
-        names = self.entry.names[: self.entry.names.index(ENTRY_PANE)]
+        names = self.schema.names[: self.schema.names.index(ENTRY_PANE)]
         groups = [entries.column(name) for name in names]
-        codec = GroupCodec([self.entry.field(name) for name in names], self.sampling)
+        codec = GroupCodec([self.schema.field(name) for name in names], self.sampling)
         if codec.repeats(groups, entries.num_rows):
             index = KeyIndex()
             ids = codec.numbers(index, groups, entries.num_rows)

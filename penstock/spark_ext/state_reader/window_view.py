@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 
 from penstock.checkpointing import PUnit
 from penstock.operators.aggregates.decomposition import pane_ms
-from penstock.operators.aggregates.moments import from_settings, upgrade_entries
+from penstock.operators.aggregates.moments import from_settings, upgrade_partials
 from penstock.operators.aggregates.wide import WIDE
 from penstock.operators.joins.spec import SIDES
 from penstock.operators.key_blocks import KEY_BLOCK
@@ -135,7 +135,7 @@ class WindowView:
         if block is None:
             return None
         if self.table == _PANES:
-            return _entries(block, self.layout, self.places)
+            return _partial_columns(block, self.layout, self.places)
         if not isinstance(state, UpdateWindows) or self.table in (_ROWS, _COUNTS):
             return list(block.columns)
         key_rows = unit.blocks[KEY_BLOCK]
@@ -199,7 +199,7 @@ class SidesView:
         """See `StateView.rows`."""
         if unit.meta["side"] != self.side:
             return None
-        return _entries(unit.blocks["entries"], self.layouts[self.side], self.places)
+        return _partial_columns(unit.blocks["entries"], self.layouts[self.side], self.places)
 
 
 def window_view(stored: Stored, table: str | None) -> WindowView:
@@ -220,8 +220,8 @@ def window_view(stored: Stored, table: str | None) -> WindowView:
     blocks = stored.unit.blocks
     layout = _layout(settings, blocks["entries"].schema, blocks["waiting"].schema if waits else None)
     places = _places(settings, layout)
-    groups, entry = spark_schema(layout.groups), _entry_columns(layout, places)
-    columns: list[StructField | Ours] = entry
+    groups, pane_columns = spark_schema(layout.groups), _pane_columns(layout, places)
+    columns: list[StructField | Ours] = pane_columns
     if chosen == _KEYS:
         columns = [*groups, *_key_row_columns(places, policy)]
     elif chosen == _COUNTS:
@@ -251,16 +251,16 @@ def sides_view(stored: Stored, table: str | None) -> SidesView:
         _layout(settings, blocks[f"entries_{number}"].schema, None) for number, settings in enumerate(sides)
     )
     places = _places(sides[side], layouts[side])
-    return SidesView(layouts, side, places, displayed_schema(_entry_columns(layouts[side], places)))
+    return SidesView(layouts, side, places, displayed_schema(_pane_columns(layouts[side], places)))
 
 
-def _entries(block: pa.RecordBatch, layout: WindowLayout, places: _Places) -> list[pa.Array[Any]]:
+def _partial_columns(block: pa.RecordBatch, layout: WindowLayout, places: _Places) -> list[pa.Array[Any]]:
     width = len(layout.groups)
     groups, panes, values = block.columns[:width], block.column(width), block.columns[width + 1 :]
     return [*groups, places.to_starts(panes.to_numpy()), *values]
 
 
-def _entry_columns(layout: WindowLayout, places: _Places) -> list[StructField | Ours]:
+def _pane_columns(layout: WindowLayout, places: _Places) -> list[StructField | Ours]:
     # A bucket has sums of two words only if a sum exceeds 64 bits; this column must fit all buckets.
     sums = {partial.name for partial in layout.partials if partial.kind == "sum"}
     values = [
@@ -291,12 +291,12 @@ def _partials(settings: Mapping[str, Any]) -> list[Partial]:
     return [from_settings(aggregate) for aggregate in settings["aggregates"]]
 
 
-def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema | None) -> WindowLayout:
+def _layout(settings: Mapping[str, Any], pane_schema: pa.Schema, arriving: pa.Schema | None) -> WindowLayout:
     """Return the parts of a layout that a restore needs, from settings and stored columns."""
     named = {partial.name: partial for partial in _partials(settings)}
-    entry = upgrade_entries(empty(entry), named.values()).schema
-    at = entry.get_field_index(ENTRY_PANE)
-    groups, values = pa.schema(list(entry)[:at]), list(entry)[at + 1 :]
+    pane_schema = upgrade_partials(empty(pane_schema), named.values()).schema
+    at = pane_schema.get_field_index(ENTRY_PANE)
+    groups, values = pa.schema(list(pane_schema)[:at]), list(pane_schema)[at + 1 :]
     # Each bucket's stored columns show whether their sums have two words.
     types = tuple(
         pa.int64() if field.type == WIDE and named[field.name].kind == "sum" else field.type

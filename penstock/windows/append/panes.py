@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.p_stream.threads import usable_cores
-from penstock.operators.aggregates.moments import upgrade_entries
+from penstock.operators.aggregates.moments import upgrade_partials
 from penstock.operators.aggregates.own_states import check_own_images
 from penstock.operators.aggregates.quantiles import check_quantile_images
 from penstock.operators.aggregates.sketches import check_images
@@ -254,7 +254,7 @@ class Panes(ABC):
             self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
 
     def _partials_of(self, batch: pa.RecordBatch) -> PanePartials:
-        """Convert a batch of `WindowLayout.entry` to partials; new groups get numbers."""
+        """Convert a batch of `WindowLayout.pane_schema` to partials; new groups get numbers."""
         layout = self._layout
         groups = [batch.column(name) for name in layout.groups.names]
         ids = self._codec.numbers(self._index, groups, batch.num_rows)
@@ -325,14 +325,14 @@ class Panes(ABC):
         """Return the partials and the next window of a unit; set the watermark."""
         self.watermark = unit.fields.number_or_none("watermark")
         next_window = unit.fields.number_or_none("next")
-        entry = self._layout.entry
-        at = entry.get_field_index(ENTRY_PANE)
-        entry = entry.set(at, entry.field(at).with_nullable(False))
+        pane_schema = self._layout.pane_schema
+        at = pane_schema.get_field_index(ENTRY_PANE)
+        pane_schema = pane_schema.set(at, pane_schema.field(at).with_nullable(False))
         if (stored := unit.blocks.get("entries")) is not None:
-            stored = upgrade_entries(stored, self._layout.partials)
+            stored = upgrade_partials(stored, self._layout.partials)
             unit = replace(unit, blocks={**unit.blocks, "entries": stored})
-            entry = schema_like(entry, stored.schema, fixed=entry.names[: at + 1])
-        entries = unit.block("entries", entry)
+            pane_schema = schema_like(pane_schema, stored.schema, fixed=pane_schema.names[: at + 1])
+        entries = unit.block("entries", pane_schema)
         for partial in self._layout.partials:
             if partial.kind == "sketch":
                 check_images(entries.column(partial.name))
@@ -349,7 +349,7 @@ class Panes(ABC):
         columns = [column.take(of) for column in self.groups_of(ids[begins])]
         block = pa.RecordBatch.from_arrays(
             [*columns, pa.array(partials.panes), *partials.values.columns],
-            schema=schema_like(self._layout.entry, partials.values.schema),
+            schema=schema_like(self._layout.pane_schema, partials.values.schema),
         )
         meta = {
             "watermark": self.watermark,

@@ -22,7 +22,7 @@ __all__ = ["TimePanes"]
 
 
 class TimePanes(Panes):
-    """The pane partials of time windows; inputs are `WindowLayout.entry`.
+    """The pane partials of time windows; inputs are `WindowLayout.pane_schema`.
 
     A window closes for all groups when the watermark passes its end. So windows of silent groups also close,
     and such groups have no state after that. A partial is late if its pane is in no open window. In each

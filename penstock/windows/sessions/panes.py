@@ -36,7 +36,7 @@ __all__ = ["SessionPanes"]
 
 
 class SessionPanes(Panes):
-    """The open sessions of a bucket; inputs are `WindowLayout.entry`.
+    """The open sessions of a bucket; inputs are `WindowLayout.pane_schema`.
 
     The watermark is a time, in units of the time column. An entry's pane is the pane of its first event.
 

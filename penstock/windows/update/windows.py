@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.checkpointing import MAX_UNIT_ROWS, PUnit
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.operators.aggregates.moments import upgrade_entries
+from penstock.operators.aggregates.moments import upgrade_partials
 from penstock.operators.freshness.controller import ControllerState
 from penstock.operators.key_blocks import KEY_BLOCK
 from penstock.operators.queues.key_records import ForgetRule
@@ -47,7 +47,7 @@ class WindowArrivals:
     Attributes
     ----------
     entries : list of pyarrow.RecordBatch
-        Batches with the schema `WindowLayout.entry` or `RowLayout.arriving`, in order of arrival.
+        Batches with the schema `WindowLayout.pane_schema` or `RowLayout.arriving`, in order of arrival.
     watermark : int or None
         The watermark: all panes before it have arrived; for windows of rows, all rows up to it.
     """
@@ -346,7 +346,7 @@ class UpdateWindows:
             if unit.fields.has("queue"):
                 blocks = dict(unit.blocks)
                 if "rows" in blocks:
-                    blocks["rows"] = upgrade_entries(blocks["rows"], self._layout.partials)
+                    blocks["rows"] = upgrade_partials(blocks["rows"], self._layout.partials)
                 if named and KEY_BLOCK in blocks and "rows" in blocks:
                     blocks |= renumber_key_rows(unit, blocks["rows"], *named_as)
                 stored = PUnit(unit.kind, unit.fields.plain("queue"), blocks)

@@ -90,9 +90,11 @@ def entries_of(rows: list[Row], layout: WindowLayout) -> pa.RecordBatch:
     fragmenter.add(time, [group], [columns[partial.expression] for partial in PARTIALS])
     made = fragmenter.finish()
     by_name = {ENTRY_PANE: made.column(PANE)} | {
-        name: made.column(name) for name in layout.entry.names if name != ENTRY_PANE
+        name: made.column(name) for name in layout.pane_schema.names if name != ENTRY_PANE
     }
-    return pa.RecordBatch.from_arrays([by_name[name] for name in layout.entry.names], schema=layout.entry)
+    return pa.RecordBatch.from_arrays(
+        [by_name[name] for name in layout.pane_schema.names], schema=layout.pane_schema
+    )
 
 
 def stored(units: Any) -> Any:

@@ -74,9 +74,13 @@ def entries_of(events: list[Event], pane: int, layout: SessionLayout) -> list[pa
     made = fragmenter.finish()
     panes = pa.array(made.column(PANE).to_numpy() // pane)
     by_name = {ENTRY_PANE: panes} | {
-        name: made.column(name) for name in layout.entry.names if name != ENTRY_PANE
+        name: made.column(name) for name in layout.pane_schema.names if name != ENTRY_PANE
     }
-    return [pa.RecordBatch.from_arrays([by_name[name] for name in layout.entry.names], schema=layout.entry)]
+    return [
+        pa.RecordBatch.from_arrays(
+            [by_name[name] for name in layout.pane_schema.names], schema=layout.pane_schema
+        )
+    ]
 
 
 def summary(events: list[Event]) -> dict[str, Any]:

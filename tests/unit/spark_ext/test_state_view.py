@@ -44,9 +44,9 @@ def entries(plan: WindowPlan, rows: list[tuple[int, str, float]]) -> pa.RecordBa
     made = fragmenter.finish()
     entry = [
         pa.array([at // 2 for at in made[PANE].to_pylist()]) if name == ENTRY_PANE else made[name]
-        for name in plan.layout.entry.names
+        for name in plan.layout.pane_schema.names
     ]
-    return pa.RecordBatch.from_arrays(entry, schema=plan.layout.entry)
+    return pa.RecordBatch.from_arrays(entry, schema=plan.layout.pane_schema)
 
 
 def test_each_side_of_a_join_of_windows_has_its_panes(tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ class _AddedDeviations(_Deviations):
         self._moments, self._centers = _grow(self._moments, count), _grow(self._centers, count)
         numbers = bare_values(counts)
         means = divide_sums(numbers, sums)
-        moment_kernels.add_entries(
+        moment_kernels.add_partials(
             slots, numbers, *means, bare_values(deviations), self._moments, self._centers
         )
 

@@ -101,7 +101,9 @@ def layout_of(size: int, slide: int, *, wraps: bool) -> WindowLayout:
 def entries_of(rows: Rows, layout: WindowLayout) -> pa.RecordBatch:
     made = fragments_of(rows, [])
     columns = {ENTRY_PANE: made[PANE]} | {name: made[name] for name in made.schema.names}
-    return pa.RecordBatch.from_arrays([columns[name] for name in layout.entry.names], layout.entry.names)
+    return pa.RecordBatch.from_arrays(
+        [columns[name] for name in layout.pane_schema.names], layout.pane_schema.names
+    )
 
 
 def deviation_of(values: list[int]) -> Any:

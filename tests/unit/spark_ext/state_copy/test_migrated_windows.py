@@ -130,7 +130,7 @@ class Windows:
             fragmenter = row_fragmenter(self.rows, self.fragments)
             add_rows(fragmenter, self.fragments, arriving)
             made = fragmenter.finish()
-        entries = packer._entries(made)
+        entries = packer._to_pane_partials(made)
         watermark = packer._newest(made, entries) - self.operator.delay
         if isinstance(state, UpdateWindows):
             query = Query(None, self.plan.layout.window, ())

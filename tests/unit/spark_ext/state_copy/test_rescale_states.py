@@ -63,8 +63,8 @@ def entries(layout: WindowLayout, seed: int, batch: int) -> tuple[pa.RecordBatch
     fragmenter.add(time, [group], [columns[one.expression] for one in layout.partials])
     made = fragmenter.finish()
     panes = pa.array(made.column(PANE).to_numpy() // PANE_MS)
-    arrays = [panes if name == ENTRY_PANE else made.column(name) for name in layout.entry.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=layout.entry), int(np.max(time))
+    arrays = [panes if name == ENTRY_PANE else made.column(name) for name in layout.pane_schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=layout.pane_schema), int(np.max(time))
 
 
 def run_windows(states: list[Any], layout: WindowLayout, seed: int, batch: int) -> list[str]:
