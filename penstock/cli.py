@@ -278,13 +278,13 @@ def explain(
     """
     with errors(debug=debug):
         from penstock import dataflow
-        from penstock.jobs.pipelines.graph import measured_counts, plan_file
+        from penstock.jobs.pipelines.graph import plan_file, read_counts
 
         if pipeline.endswith(".py"):
             _explain_databases(pipeline, as_json=as_json)
             return
         plan = plan_file(pipeline, overrides or [], sample)
-        counts = measured_counts(pipeline, overrides or []) if measured else None
+        counts = read_counts(pipeline, overrides or []) if measured else None
         if svg is not None:
             svg.write_text(redact(dataflow.draw(plan)), encoding="utf-8")
         if as_json:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.designing.cost import Choice, Cost, CostModel
 from penstock.designing.cost_kernels import Masks
-from penstock.designing.traces.access_graph import co_accessed_columns
+from penstock.designing.traces.access_graph import group_columns
 from penstock.designing.workload import TableOption, Workload
 from penstock.errors import InvalidUsageError
 from penstock.procedures.partitions.design import PartitionColumns
@@ -73,7 +73,7 @@ def _starts(model: CostModel) -> Iterator[Numbers]:
         for table, heats in enumerate(workload.heat_of_column)
     ])  # fmt: skip
     yield partitioned
-    groups = co_accessed_columns(workload.trace.slice(0, _GRAPH_TRANSACTIONS))
+    groups = group_columns(workload.trace.slice(0, _GRAPH_TRANSACTIONS))
     yield from _starts_of_pairs(workload, frequent, groups)
     for group in groups:
         for with_ranges in (False, True):

@@ -218,4 +218,4 @@ def _check_constructs(text: ProcedureText) -> None:
         elif isinstance(node, ast.expr) and not isinstance(node, _INNER_NODES):
             is_supported = hasattr(Statements, f"_{kind}")
         if not is_supported:
-            raise text.unsupported(node)
+            raise text.refuse_construct(node)

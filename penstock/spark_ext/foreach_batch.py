@@ -68,11 +68,11 @@ def note_function(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a writer's ``foreachBatch`` so that it also keeps the function, for `tell_batches`."""
 
     @functools.wraps(method)
-    def noted(writer: Any, func: BatchFunction) -> Any:
+    def keep_function(writer: Any, func: BatchFunction) -> Any:
         vars(writer)[_FUNCTION] = func
         return method(writer, func)
 
-    return noted
+    return keep_function
 
 
 def tell_batches(writer: Any, operators: Iterable[str], checkpoint: str | None, name: str | None) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.designing.traces.trace import ANY_TABLE, Trace
 
-__all__ = ["Edge", "access_graph", "co_accessed_columns"]
+__all__ = ["Edge", "access_graph", "group_columns"]
 
 _MIN_SHARE = 0.5
 """An edge counts if its columns are equal in this share of the transactions that access both tables."""
@@ -67,7 +67,7 @@ def access_graph(trace: Trace) -> list[Edge]:
     return sorted(edges, key=lambda edge: -edge.weight)
 
 
-def co_accessed_columns(trace: Trace, edges: Sequence[Edge] | None = None) -> list[frozenset[Column]]:
+def group_columns(trace: Trace, edges: Sequence[Edge] | None = None) -> list[frozenset[Column]]:
     """Return sets of columns that may partition their tables alike.
 
     A set has a column and the columns that edges join to it, directly or through other columns. It has at

@@ -113,7 +113,7 @@ def make_app(
         after = request.query_params.get("after", "0")
         if not (after.isascii() and after.isdigit() and len(after) < 18):
             return PlainTextResponse("after is the number of an entry\n", 400)
-        entries = await run_in_threadpool(history.after, int(after), _MAX_ENTRIES)
+        entries = await run_in_threadpool(history.read_after, int(after), _MAX_ENTRIES)
         return _json({"session": history.session, "entries": entries, "unreadable": history.unreadable})
 
     async def about(_: Request) -> Response:

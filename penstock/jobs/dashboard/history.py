@@ -57,7 +57,7 @@ class History:
             for batch in batches:
                 self._append(batch.entry())
 
-    def after(self, number: int, most: int) -> list[dict[str, Any]]:
+    def read_after(self, number: int, most: int) -> list[dict[str, Any]]:
         """Return at most `most` entries with greater numbers than `number`, oldest first.
 
         Parameters

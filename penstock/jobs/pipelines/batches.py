@@ -207,13 +207,13 @@ def _line_printer() -> Callable[[Sequence[str]], None]:
 
     console = Console(stderr=True, highlight=False)
 
-    def coloured(parts: Sequence[str]) -> None:
+    def print_coloured(parts: Sequence[str]) -> None:
         text = Text(wrap_parts(parts, console.width))
         text.highlight_regex(r"[0-9][0-9,.]*", "cyan")
         text.highlight_regex(r"(waiting|stale) +[1-9][0-9,.]*", "yellow")
         console.print(text, soft_wrap=True)
 
-    return coloured
+    return print_coloured
 
 
 @contextmanager

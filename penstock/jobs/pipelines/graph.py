@@ -55,11 +55,11 @@ __all__ = [
     "checkpoint_of",
     "field_errors",
     "graph_of",
-    "measured_counts",
     "p_stream_options",
     "plan_file",
     "problem_of",
     "queue_options",
+    "read_counts",
 ]
 
 SOURCE: Final = "source"
@@ -123,7 +123,7 @@ def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None
         return flow.plan(statistics, pipeline.planned_persist)
 
 
-def measured_counts(reference: str, overrides: Sequence[str] = ()) -> dict[str, TransactionCounts]:
+def read_counts(reference: str, overrides: Sequence[str] = ()) -> dict[str, TransactionCounts]:
     """Return the transactions in a pipeline's checkpoint, by operator.
 
     Raises

@@ -31,7 +31,7 @@ from penstock.operators.simulation.micro_batches import Engine
 from penstock.operators.update_stream.options import budget_of
 from penstock.units import parse_duration_us
 
-__all__ = ["PlanRequest", "best_of", "measured_engine", "read_rows", "run_plan"]
+__all__ = ["PlanRequest", "best_of", "read_engine", "read_rows", "run_plan"]
 
 _Number = TypeVar("_Number", int, float)
 _MIN_SPAN_US: Final = 1_000_000
@@ -114,11 +114,11 @@ class PlanRequest:
         """The costs."""
         sink_us = parse_duration_us(self.sink_cost)
         if self.metrics is not None:
-            return measured_engine(self.metrics, sink_us)
+            return read_engine(self.metrics, sink_us)
         return Engine(parse_duration_us(self.fixed), parse_duration_us(self.cost), sink_us)
 
 
-def measured_engine(path: Path, sink_us: float = 0.0) -> Engine:
+def read_engine(path: Path, sink_us: float = 0.0) -> Engine:
     """Return the costs in the metrics file of a test run, leaving out the micro-batch that starts workers.
 
     On Spark, each bucket of the test run must have had its own core; the local engine serves buckets in turn.

@@ -119,7 +119,7 @@ def _compare(
         run = Replay(query, query, scratch)
         comparison = Comparison(run, loaded, shown)
         found += [
-            (batch, comparison.compared(batch), comparison.differences(batch))
+            (batch, comparison.list_records(batch), comparison.differences(batch))
             for batch in run.run(query.recording.choose(first, last))
         ]
     if as_json:

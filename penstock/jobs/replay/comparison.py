@@ -29,7 +29,7 @@ from penstock.spark_ext.worker.requests import answer_writer
 from penstock.state_store.bucket_store import BucketStore, Pointer
 from penstock.units import NEVER
 
-__all__ = ["Comparison", "Difference", "recorded_answers", "recorded_metrics", "recorded_results"]
+__all__ = ["Comparison", "Difference", "read_answers", "read_metrics", "read_results"]
 
 _COUNTS = ("rows_in", "conflated", "late", "duplicates", "dropped", "emitted", "waiting_keys", "keys")
 _STALENESS = ("avg", "p50", "p95", "max")
@@ -89,16 +89,16 @@ class Comparison:
 
     def __post_init__(self) -> None:
         """Read the metrics file."""
-        self._metrics.update(recorded_metrics(self.pipeline, self.replay.recorded.recording.checkpoint.query))
+        self._metrics.update(read_metrics(self.pipeline, self.replay.recorded.recording.checkpoint.query))
 
-    def compared(self, batch: ReplayedBatch) -> list[str]:
+    def list_records(self, batch: ReplayedBatch) -> list[str]:
         """Return the names of the records with which a micro-batch can be compared."""
         number = batch.recorded.number
-        results = recorded_results(
+        results = read_results(
             self.pipeline, self.replay.recorded.recording.checkpoint.query, number, batch.results.schema
         )
         found = [] if results is None else ["rows"]
-        if self._recorded_answers(batch) is not None:
+        if self._read_answers(batch) is not None:
             found.append("answers")
         if self.replay.query.operator is not None:
             found.append("state")
@@ -117,16 +117,16 @@ class Comparison:
 
     def _differ_in_rows(self, batch: ReplayedBatch) -> Iterator[Difference]:
         query = self.replay.recorded.recording.checkpoint.query
-        theirs = recorded_results(self.pipeline, query, batch.recorded.number, batch.results.schema)
+        theirs = read_results(self.pipeline, query, batch.recorded.number, batch.results.schema)
         if theirs is not None:
             yield from self._differ("rows", theirs, batch.results)
 
     def _differ_in_answers(self, batch: ReplayedBatch) -> Iterator[Difference]:
-        theirs = self._recorded_answers(batch)
+        theirs = self._read_answers(batch)
         if theirs is not None and batch.answers is not None:
             yield from self._differ("answers", theirs, batch.answers)
 
-    def _recorded_answers(self, batch: ReplayedBatch) -> pa.Table | None:
+    def _read_answers(self, batch: ReplayedBatch) -> pa.Table | None:
         """Return the published answers to a micro-batch's requests; None if they are unknown."""
         database, recording = self.pipeline.database, self.replay.recorded.recording
         if batch.answers is None or database is None or database.requests is None:
@@ -137,7 +137,7 @@ class Comparison:
             stream = PStream(f"{absolute_location(database.requests).rstrip('/')}/{ANSWERS_PLACE}")
         except InvalidUsageError:
             return None
-        return recorded_answers(
+        return read_answers(
             stream, recording.checkpoint.query, batch.recorded.number, recording.operator.buckets
         )
 
@@ -223,7 +223,7 @@ def _lines_of_unit(unit: PUnit) -> list[str]:
     return lines
 
 
-def recorded_metrics(pipeline: Pipeline, query: str) -> dict[int, Mapping[str, Any]]:
+def read_metrics(pipeline: Pipeline, query: str) -> dict[int, Mapping[str, Any]]:
     """Return the metrics of each micro-batch in the pipeline's metrics file, if the file exists."""
     if pipeline.query.metrics is None or not (file := Path(pipeline.query.metrics)).exists():
         return {}
@@ -238,7 +238,7 @@ def recorded_metrics(pipeline: Pipeline, query: str) -> dict[int, Mapping[str, A
     return found
 
 
-def recorded_results(pipeline: Pipeline, query: str, batch: int, schema: pa.Schema) -> pa.Table | None:
+def read_results(pipeline: Pipeline, query: str, batch: int, schema: pa.Schema) -> pa.Table | None:
     """Return the rows that the sink took from a micro-batch; None if the rows are unknown or no longer exist.
 
     Raises
@@ -268,7 +268,7 @@ def _rows_of_commit(path: str, query: str, batch: int) -> pa.Table | None:
     return stream.schema.empty_table() if between else None
 
 
-def recorded_answers(stream: PStream, query: str, batch: int, buckets: int) -> pa.Table | None:
+def read_answers(stream: PStream, query: str, batch: int, buckets: int) -> pa.Table | None:
     """Return the answers that the buckets of a query published for a micro-batch; None if some are gone."""
     writers = {answer_writer(query, bucket) for bucket in range(buckets)}
     commits = [commit for commit in stream.log.commits if commit.writer in writers]

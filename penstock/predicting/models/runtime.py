@@ -135,7 +135,7 @@ class RunningPredictor:
         self._skipped: dict[str, int] = {}
         self._last: tuple[str, list[tuple[_Kind, Numbers, Numbers]], Masks] | None = None
 
-    def recomputed(self) -> int:
+    def count_recomputations(self) -> int:
         """Return how often observed accesses have replaced the predictions for a kind of transactions."""
         return sum(kind.recomputed for kinds in self._kinds.values() for kind in kinds)
 

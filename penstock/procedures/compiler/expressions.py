@@ -55,7 +55,7 @@ class Expressions(ABC):
         """Compile an expression."""
         handler = getattr(self, f"_{type(node).__name__.lower()}", None)
         if handler is None:
-            raise self.scope.text.unsupported(node)
+            raise self.scope.text.refuse_construct(node)
         try:
             result: Value | Nothing | Row | ListOf = handler(node)
         except OperationError as error:
@@ -294,7 +294,7 @@ class Expressions(ABC):
         """Return the sign of an operator."""
         sign = OPERATORS.get(type(operator))
         if sign is None:
-            raise self.scope.text.unsupported(node, operator)
+            raise self.scope.text.refuse_construct(node, operator)
         return sign
 
     def _unaryop(self, node: ast.UnaryOp) -> Value | Nothing:
@@ -304,7 +304,7 @@ class Expressions(ABC):
             if isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int | float):
                 return self.literal(node, -node.operand.value)
             return operations.negate(self.out, self.value_not_null(node.operand))
-        raise self.scope.text.unsupported(node, node.op)
+        raise self.scope.text.refuse_construct(node, node.op)
 
     def _boolop(self, node: ast.BoolOp) -> Value:
         name = self.out.temporary()

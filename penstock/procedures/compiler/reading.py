@@ -164,7 +164,7 @@ class ProcedureText:
         """Return the error for a value of kind `kind`, while `owner` needs a value of kind `wanted`."""
         return self.wrong(node, f"{owner} is {wanted}, the value is {kind}", conversion_hint(kind, wanted))
 
-    def unsupported(self, node: ast.AST, construct: ast.AST | None = None) -> InvalidUsageError:
+    def refuse_construct(self, node: ast.AST, construct: ast.AST | None = None) -> InvalidUsageError:
         """Return the error for an unsupported construct; the error has the position of `node`."""
         kind = type(construct or node).__name__
         name, hint = _CONSTRUCTS.get(kind, (kind.lower(), _SUBSET))

@@ -35,7 +35,7 @@ class Statements(Sets, Selections, Calls):
                 raise self.wrong(node, "this statement is never reached", "remove it")
             handler = getattr(self, f"_{type(node).__name__.lower()}_statement", None)
             if handler is None:
-                raise self.scope.text.unsupported(node)
+                raise self.scope.text.refuse_construct(node)
             try:
                 handler(node)
             except OperationError as error:

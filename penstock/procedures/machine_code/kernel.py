@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from penstock._kernels import program_kernel
 from penstock.procedures.machine_code.lowering import Lowering
-from penstock.procedures.machine_code.types_of import Types, unsupported
+from penstock.procedures.machine_code.types_of import Types, refuse_construct
 
 __all__ = ["generated_kernel"]
 
@@ -22,7 +22,7 @@ def generated_kernel(function: F) -> F:
     """Compile the function of a generated module; the module's file is the key of numba's cache."""
     tree = ast.parse(inspect.getsource(function)).body[0]
     if not isinstance(tree, ast.FunctionDef):
-        raise unsupported(tree)
+        raise refuse_construct(tree)
     parameters = ", ".join(argument.arg for argument in tree.args.args)
     space = function.__globals__
 

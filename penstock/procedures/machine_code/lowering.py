@@ -28,7 +28,7 @@ from penstock.procedures.machine_code.types_of import (
     Types,
     constant_of,
     is_set,
-    unsupported,
+    refuse_construct,
 )
 
 __all__ = ["Lowering"]
@@ -112,7 +112,7 @@ class Lowering:
             self._go(self._loops[-1][0])
         elif isinstance(node, ast.Return):
             if node.value is not None:
-                self._builder.store(self._converted(node.value, self._kinds.result), self._result)
+                self._builder.store(self._convert(node.value, self._kinds.result), self._result)
             self._go(self._end)
         elif isinstance(node, ast.Expr):
             call = node.value
@@ -125,7 +125,7 @@ class Lowering:
             elif not isinstance(node.value, ast.Constant):
                 self._value(node.value)
         elif not isinstance(node, ast.Pass):
-            raise unsupported(node)
+            raise refuse_construct(node)
 
     def _if(self, node: ast.If) -> None:
         builder = self._builder
@@ -151,8 +151,8 @@ class Lowering:
         """Write a loop over a range, which counts down the number of its iterations."""
         builder = self._builder
         if not isinstance(node.iter, ast.Call) or not isinstance(node.target, ast.Name):
-            raise unsupported(node)
-        bounds = [self._converted(argument, types.int64) for argument in node.iter.args]
+            raise refuse_construct(node)
+        bounds = [self._convert(argument, types.int64) for argument in node.iter.args]
         one, zero = ir.Constant(_INT64, 1), ir.Constant(_INT64, 0)
         start, stop = (zero, bounds[0]) if len(bounds) == 1 else bounds[:2]
         step = bounds[2] if len(bounds) == _STEP_PLACES else one
@@ -220,30 +220,30 @@ class Lowering:
             pointer, element = self._pointer(target)
             context.pack_value(builder, element, context.cast(builder, value, kind, element), pointer)
         else:
-            raise unsupported(target)
+            raise refuse_construct(target)
 
     def _pointer(self, node: ast.Subscript) -> tuple[Any, Any]:
         """Return the address of an array's element, and its type."""
         if not isinstance(node.value, ast.Name):
-            raise unsupported(node)
+            raise refuse_construct(node)
         builder = self._builder
         _, data, sizes = self._arrays[node.value.id]
         places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        at = self._converted(places[0], types.int64)
+        at = self._convert(places[0], types.int64)
         for size, place in zip(sizes[1:], places[1:], strict=True):
             at = builder.mul(at, size)
             if not isinstance(place, ast.Slice):
-                at = builder.add(at, self._converted(place, types.int64))
+                at = builder.add(at, self._convert(place, types.int64))
         return builder.gep(data, [at], inbounds=True), self._kinds.variables[node.value.id].dtype
 
     # Expressions
 
-    def _converted(self, node: ast.expr, kind: Any) -> Any:
+    def _convert(self, node: ast.expr, kind: Any) -> Any:
         value, found = self._value(node)
         return self._context.cast(self._builder, value, found, kind)
 
     def _condition(self, node: ast.expr) -> Any:
-        return self._converted(node, types.boolean)
+        return self._convert(node, types.boolean)
 
     def _value(self, node: ast.expr) -> tuple[Any, Any]:
         """Write an expression; return its value and its type."""
@@ -272,7 +272,7 @@ class Lowering:
             return self._choice(node)
         if isinstance(node, ast.Tuple):
             kind = kinds.of(node)
-            words = [self._converted(element, types.int64) for element in node.elts]
+            words = [self._convert(element, types.int64) for element in node.elts]
             return context.make_tuple(builder, kind, words), kind
         if is_set(node):
             return self._call(set_kernels.new_set, [])
@@ -281,11 +281,11 @@ class Lowering:
             if function is len:
                 function = set_kernels.size
             if function in CASTS:
-                return self._converted(node.args[0], CASTS[function]), CASTS[function]
+                return self._convert(node.args[0], CASTS[function]), CASTS[function]
             if function in PICKS:
                 return self._pick(node, PICKS[function])
             return self._call(function, node.args)
-        raise unsupported(node)
+        raise refuse_construct(node)
 
     def _call(self, function: Any, nodes: Sequence[ast.expr]) -> tuple[Any, Any]:
         return self._apply(function, [self._value(node) for node in nodes])
@@ -307,17 +307,17 @@ class Lowering:
             # This is array.shape[place].
             place = node.slice.value if isinstance(node.slice, ast.Constant) else None
             if not isinstance(place, int):
-                raise unsupported(node)
+                raise refuse_construct(node)
             return self._arrays[node.value.value.id][2][place], types.int64
         pointer, element = self._pointer(node)
         last = node.slice.elts[-1] if isinstance(node.slice, ast.Tuple) else None
         if not isinstance(last, ast.Slice):
             return context.unpack_value(builder, element, pointer), element
         if last.lower is not None or last.upper is None:
-            raise unsupported(node)
+            raise refuse_construct(node)
         kind = self._kinds.of(node)
         row = context.make_array(kind)(context, builder)
-        size = self._converted(last.upper, types.int64)
+        size = self._convert(last.upper, types.int64)
         item = ir.Constant(_INT64, context.get_abi_sizeof(context.get_data_type(element)))
         row.nitems, row.itemsize, row.data = size, item, pointer
         row.shape = cgutils.pack_array(builder, [size])
@@ -327,7 +327,7 @@ class Lowering:
     def _pick(self, node: ast.Call, precedes: Any) -> tuple[Any, Any]:
         """Write the least or greatest argument; the first argument if several are equal."""
         kind = self._kinds.of(node)
-        result, *others = (self._converted(argument, kind) for argument in node.args)
+        result, *others = (self._convert(argument, kind) for argument in node.args)
         for other in others:
             holds, _ = self._apply(precedes, [(other, kind), (result, kind)])
             result = self._builder.select(holds, other, result)
@@ -370,7 +370,7 @@ class Lowering:
         builder.cbranch(self._condition(node.test), yes, no)
         for block, part in ((yes, node.body), (no, node.orelse)):
             builder.position_at_end(block)
-            builder.store(self._converted(part, kind), place)
+            builder.store(self._convert(part, kind), place)
             self._go(after)
         builder.position_at_end(after)
         return builder.load(place), kind

@@ -13,7 +13,7 @@ from numba import types
 
 from penstock.errors import InternalError
 
-__all__ = ["CASTS", "OPERATORS", "PICKS", "SET", "Types", "constant_of", "is_set", "unsupported"]
+__all__ = ["CASTS", "OPERATORS", "PICKS", "SET", "Types", "constant_of", "is_set", "refuse_construct"]
 
 SET = types.Set(types.int64)
 """The type of every set of a kernel."""
@@ -51,7 +51,7 @@ CASTS = {
 """The types to which a kernel converts."""
 
 
-def unsupported(node: ast.AST) -> InternalError:
+def refuse_construct(node: ast.AST) -> InternalError:
     """Return the error for a construct that generated kernels may not have."""
     return InternalError("a generated kernel has an unknown construct", construct=ast.unparse(node))
 
@@ -180,13 +180,13 @@ class Types:
             if function is len:
                 return types.int64
             return self.signature(function, arguments).return_type
-        raise unsupported(node)
+        raise refuse_construct(node)
 
     def _element(self, node: ast.Subscript) -> Any:
         if isinstance(node.value, ast.Attribute):
             return types.int64
         if not isinstance(node.value, ast.Name):
-            raise unsupported(node)
+            raise refuse_construct(node)
         array = self.of(node.value)
         is_row = isinstance(node.slice, ast.Tuple) and isinstance(node.slice.elts[-1], ast.Slice)
         return types.Array(array.dtype, 1, "C") if is_row else array.dtype
@@ -197,7 +197,7 @@ class Types:
         if isinstance(name, ast.Attribute) and isinstance(name.value, ast.Name):
             return getattr(self._space[name.value.id], name.attr)
         if not isinstance(name, ast.Name) or node.keywords:
-            raise unsupported(node)
+            raise refuse_construct(node)
         builtins = self._space["__builtins__"]
         if name.id in self._space:
             return self._space[name.id]

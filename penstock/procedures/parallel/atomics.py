@@ -88,24 +88,24 @@ def _instruction(
         made = generate(builder, place, list(arguments[2:]))
         return context.get_dummy_value() if made is None else made
 
-    def typed(values: Any) -> Any:
+    def specialize(values: Any) -> Any:
         return result(values, types.int64, *[types.int64] * operands), code
 
     if operands == 0:
 
         def none(typing: Any, values: Any, at: Any) -> Any:
-            return typed(values)
+            return specialize(values)
 
         return intrinsic(none)
     if operands == 1:
 
         def one(typing: Any, values: Any, at: Any, number: Any) -> Any:
-            return typed(values)
+            return specialize(values)
 
         return intrinsic(one)
 
     def two(typing: Any, values: Any, at: Any, expected: Any, number: Any) -> Any:
-        return typed(values)
+        return specialize(values)
 
     return intrinsic(two)
 

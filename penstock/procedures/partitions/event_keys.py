@@ -114,7 +114,7 @@ class EventKeys:
     ) -> tuple[Numbers, Numbers, Numbers, int]:
         """Return `starts`, `resources` and `partitions` for `forward`, and the length of `tainted`."""
         if not self.route.knows_rows:
-            starts, order, needed = self._in_order(distinct)
+            starts, order, needed = self._sort_by_event(distinct)
             return starts, needed[order], needed[order], partitions
         rows = [_without_nulls(self._combine(keys, keys.origins)) for keys in self.route.keys]
         size = 1 << int(_RESOURCES_PER_KEY * sum(len(one[0].values) for one in rows)).bit_length()
@@ -122,7 +122,7 @@ class EventKeys:
             _row_numbers(keys.table, values, size)
             for keys, values in zip(self.route.keys, rows, strict=True)
         ])  # fmt: skip
-        starts, order, needed = self._in_order([
+        starts, order, needed = self._sort_by_event([
             (self._partitions(keys, values), values[0].events)
             for keys, values in zip(self.route.keys, rows, strict=True)
         ])  # fmt: skip
@@ -134,7 +134,7 @@ class EventKeys:
             homes = distinct[0][0].copy() if len(distinct) > 1 else distinct[0][0]
             return homes, sum([merge_homes(homes, one) for one, _ in distinct[1:]])
         homes = np.empty(self.events.num_rows, np.int64)
-        starts, order, needed = self._in_order(distinct)
+        starts, order, needed = self._sort_by_event(distinct)
         return homes, find_homes(starts, needed[order], homes)
 
     def alone(self) -> Numbers:
@@ -166,7 +166,7 @@ class EventKeys:
 
     def by_event(self) -> tuple[Numbers, Numbers]:
         """Return the partitions that events need, as `starts` and `partitions` for `find_homes`."""
-        starts, order, needed = self._in_order(self._distinct_partitions)
+        starts, order, needed = self._sort_by_event(self._distinct_partitions)
         return starts, needed[order]
 
     @cached_property
@@ -179,7 +179,7 @@ class EventKeys:
         found = []
         for keys in distinct.values():
             values = _without_nulls(self._combine(keys, keys.partition))
-            found.append((self._placed(keys, values), values[0].events))
+            found.append((self._place_values(keys, values), values[0].events))
         return found + self._all_partitions(found) if self.route.writes else found
 
     def _all_partitions(
@@ -204,13 +204,13 @@ class EventKeys:
         ]
 
     def _partitions(self, keys: Keys, values: Sequence[_Values]) -> Numbers:
-        return self._placed(keys, [values[place] for place in keys.places])
+        return self._place_values(keys, [values[place] for place in keys.places])
 
-    def _placed(self, keys: Keys, values: Sequence[_Values]) -> Numbers:
+    def _place_values(self, keys: Keys, values: Sequence[_Values]) -> Numbers:
         columns = [one.column for one in values]
         return self._placements[keys.table].partitions_of(columns, [one.values for one in values])
 
-    def _in_order(
+    def _sort_by_event(
         self, found: Sequence[tuple[Numbers, Numbers | None]]
     ) -> tuple[Numbers, Numbers | slice, Numbers]:
         """Return the numbers in `found`, and how to sort them by event.

@@ -133,7 +133,7 @@ class SidesOperator:
         numbers = range(len(self.layouts))
         inputs = ParcelInputs(len(self.layouts)).add(parcels)
         results = state.run(
-            [inputs.arriving(number) for number in numbers],
+            [inputs.sort_arrivals(number) for number in numbers],
             [inputs.watermark(number, self.delays[number]) for number in numbers],
         )
         batches = [self._row(number, batch) for number in numbers for batch in results[number].windows]

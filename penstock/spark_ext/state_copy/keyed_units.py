@@ -74,7 +74,7 @@ class OldUnits:
         """Returns the units of a bucket's snapshot and the stored metadata; empty if it has no state."""
         self._specification = specification
 
-    def _stored(self) -> Stored:
+    def _read_stored(self) -> Stored:
         return Stored(self._specification, self._look, large=False)
 
     def _look(self) -> PUnit | None:
@@ -116,10 +116,10 @@ class WindowBuckets(OldUnits):
 
     @functools.cached_property
     def _layout(self) -> WindowLayout:
-        return window_view(self._stored(), "panes").layout
+        return window_view(self._read_stored(), "panes").layout
 
     def _new_state(self) -> Panes:
-        state = window_view(self._stored(), "panes").new_state()
+        state = window_view(self._read_stored(), "panes").new_state()
         if not isinstance(state, Panes):
             raise InvalidUsageError("windows that are served key by key cannot be rewritten")
         return state

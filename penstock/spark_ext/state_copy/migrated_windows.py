@@ -86,7 +86,7 @@ def widen_windows(specification: Mapping[str, Any], columns: StructType) -> Wide
         kind = expression_type(expressions[text].resolve(columns.names), arrow)
         place = next(at for at, column in enumerate(schema) if column.startswith(f"{name} "))
         # Spark checks the other types when the query starts.
-        if kind == UNKNOWN or schema[place] == (column := _described(name, kind)):
+        if kind == UNKNOWN or schema[place] == (column := _describe_column(name, kind)):
             continue
         was[name], now[name] = parse_schema(schema[place]).field(name).type, kind
         check_wider(text, was[name], kind, in_structs=True)
@@ -98,7 +98,7 @@ def widen_windows(specification: Mapping[str, Any], columns: StructType) -> Wide
     return WidenedWindows(schema, arguments, types)
 
 
-def _described(name: str, kind: pa.DataType) -> str:
+def _describe_column(name: str, kind: pa.DataType) -> str:
     """Return a column in the form that specifications use."""
     return columns_of(from_arrow_schema(pa.schema([(name, kind)]), prefer_timestamp_ntz=True))[0]
 

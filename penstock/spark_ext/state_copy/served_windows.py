@@ -51,10 +51,10 @@ class ServedWindowBuckets(OldUnits):
 
     @functools.cached_property
     def _layout(self) -> WindowLayout:
-        return window_view(self._stored(), "panes").layout
+        return window_view(self._read_stored(), "panes").layout
 
     def _new_state(self) -> UpdateWindows:
-        state = window_view(self._stored(), "panes").new_state()
+        state = window_view(self._read_stored(), "panes").new_state()
         if not isinstance(state, UpdateWindows):
             raise InternalError("windows in append mode are not served key by key")
         return state

@@ -78,7 +78,7 @@ class ParcelInputs:
             self._arriving[parcel.side].append((part, parcel.batch))
         return self
 
-    def arriving(self, side: int) -> list[pa.RecordBatch]:
+    def sort_arrivals(self, side: int) -> list[pa.RecordBatch]:
         """Return the entries of an input, in order of arrival."""
         # Parcels come in any order, but rows must be in order of arrival.
         return [batch for _, batch in sorted(self._arriving[side], key=lambda one: one[0])]
@@ -160,7 +160,7 @@ class WindowOperator:
         """Add entries and close windows; see `Operator.run`."""
         started = clock()
         gathered = ParcelInputs(1).add(parcels)
-        entering = WindowArrivals(gathered.arriving(0), gathered.watermark(0, self.delay))
+        entering = WindowArrivals(gathered.sort_arrivals(0), gathered.watermark(0, self.delay))
         before = state.watermark
         sessions = state if isinstance(state, SessionPanes) else None
         dropped = [] if sessions else self._dropped_rows(gathered.whole, _older_than(state.oldest), before)

@@ -26,7 +26,7 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.local.pipeline import Places, open_pipeline
 from penstock.jobs.pipelines.databases import databases_in
 from penstock.jobs.pipelines.run import run_to_end
-from penstock.jobs.replay.comparison import recorded_answers
+from penstock.jobs.replay.comparison import read_answers
 from penstock.jobs.replay.query import HeldAnswers, open_query
 from penstock.jobs.replay.recording import Checkpoint, Recording
 from penstock.jobs.replay.run import Replay
@@ -496,7 +496,7 @@ def test_answers_are_compared_while_the_log_has_them(tmp_path: Path) -> None:
     stream = PStream(tmp_path / "answers")
 
     def found(batches: range) -> list[list[str] | None]:
-        tables = [recorded_answers(stream, "q", batch, 2) for batch in batches]
+        tables = [read_answers(stream, "q", batch, 2) for batch in batches]
         return [None if table is None else table["id"].to_pylist() for table in tables]
 
     assert found(range(7)) == [["0"], ["1"], ["2"], ["3"], ["4"], ["5"], []]

@@ -308,7 +308,7 @@ def test_observed_accesses_replace_predictions_once_the_workload_shifts() -> Non
             assert found is not None
             assert set(found.partitions.tolist()) == {expected}
             running.observe(np.full(250, touched))
-    assert running.recomputed() == 1
+    assert running.count_recomputations() == 1
 
 
 def test_a_predictor_is_stored_as_a_file(tmp_path: Path) -> None:

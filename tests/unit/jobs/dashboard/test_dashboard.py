@@ -39,7 +39,7 @@ def line(number: int, **fields: Any) -> str:
 
 
 def numbers(history: History, after: int = 0, most: int = 1000) -> list[int]:
-    return [entry["batch_id"] for entry in history.after(after, most)]
+    return [entry["batch_id"] for entry in history.read_after(after, most)]
 
 
 # ------------------------------------------------------------------------------------------ history
@@ -49,7 +49,7 @@ def test_entries_come_once_and_in_order() -> None:
     history = History()
     history.add([batch(1), batch(2)])
     assert numbers(history) == [1, 2]
-    known = history.after(0, 1000)[-1]["number"]
+    known = history.read_after(0, 1000)[-1]["number"]
     assert numbers(history, known) == []
     history.add([batch(3), batch(4), batch(5)])
     assert numbers(history, known) == [3, 4, 5]
@@ -278,7 +278,7 @@ def test_a_run_on_the_local_engine_is_shown(tmp_path: Path) -> None:
     })  # fmt: skip
     with Dashboard("newest", "0") as dashboard:
         run_local(pipeline, lambda batch: None, dashboard=dashboard)
-        (entry,) = dashboard.history.after(0, 10)
+        (entry,) = dashboard.history.read_after(0, 10)
         assert (entry["query"], entry["emitted"]) == ("newest", 2)
         with urllib.request.urlopen(f"{dashboard.url.rstrip('/')}/api/graph?wait") as answer:
             assert [query["name"] for query in json.load(answer)["queries"]] == ["results"]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from penstock.checkpointing.p_stream.writer import PStreamWriter
 from penstock.cli import app
 from penstock.errors import InvalidUsageError
-from penstock.jobs.plan.run import PlanRequest, best_of, measured_engine, read_rows, run_plan
+from penstock.jobs.plan.run import PlanRequest, best_of, read_engine, read_rows, run_plan
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
@@ -164,17 +164,17 @@ def test_costs_come_from_the_metrics_of_a_test_run(tmp_path: Path) -> None:
         file.write_text("".join(json.dumps(one) + "\n" for one in entries))
 
     write(first, later, idle, longer)
-    assert measured_engine(file) == Engine(100_000, 3_000.0, 0.0, (70_000, 130_000))
+    assert read_engine(file) == Engine(100_000, 3_000.0, 0.0, (70_000, 130_000))
     # On Spark the buckets serve at the same time.
     write(*(one | {"spark_ms": {"addBatch": 1}} for one in (first, later, longer)))
-    found = measured_engine(file, 7.0)
+    found = read_engine(file, 7.0)
     assert found == Engine(130_000, 3_000.0, 7.0, (100_000, 160_000))
     assert [found.fixed_of(number) for number in range(3)] == [100_000, 160_000, 100_000]
-    assert PlanRequest(key=("k",), time="t", metrics=file).engine == measured_engine(file)
+    assert PlanRequest(key=("k",), time="t", metrics=file).engine == read_engine(file)
     for content in (first,), ({},), (idle, idle):
         write(*content)
         with pytest.raises(InvalidUsageError, match="cannot read costs"):
-            measured_engine(file)
+            read_engine(file)
 
 
 def test_the_first_micro_batch_after_each_start_and_other_queries_are_no_costs(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_the_first_micro_batch_after_each_start_and_other_queries_are_no_costs(t
 
     def measure(*entries: dict[str, Any]) -> Engine:
         file.write_text("".join(json.dumps(one) + "\n" for one in entries))
-        return measured_engine(file)
+        return read_engine(file)
 
     first = [entry("a", 0, 9_000.0), entry("a", 1, 130.0)]
     assert measure(*first) == Engine(100_000, 3_000.0, 0.0, (100_000,))
