@@ -146,7 +146,7 @@ class DeletingPanes(TimePanes):
         return live
 
     def _collect_closed(self, ranges: WindowRanges, reads: Container[str] | None) -> ClosedWindows:
-        low = skip_deleted(self._deletes, ranges.entries.values, ranges.low, ranges.high)
+        low = skip_deleted(self._deletes, ranges.partials.values, ranges.low, ranges.high)
         return super()._collect_closed(replace(ranges, low=low), reads)
 
     # ----------------------------------------------------------------------------------------- state
@@ -168,15 +168,15 @@ class DeletingPanes(TimePanes):
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply p-units in order."""
-        entries = []
+        pane_units = []
         for unit in units:
             if "entries" in unit.blocks:
                 if unit.kind == "snapshot" and unit.fields.count("entries_before") == 0:
                     self._waiting = empty(self._deletes.arriving)
-                entries.append(unit)
+                pane_units.append(unit)
             if _WAITING in unit.blocks:
                 self._waiting = pa.concat_batches([self._waiting, unit.block(_WAITING, self._stored_rows)])
-        super().restore(entries)
+        super().restore(pane_units)
         passed = self._passed(self._waiting)
         self._waiting = self._waiting.filter(pa.array(~passed))
         self._stored = self._waiting.num_rows

@@ -94,7 +94,7 @@ class WindowRanges:
 
     Attributes
     ----------
-    entries : PanePartials
+    partials : PanePartials
         The partials, sorted by group and pane.
     known : int64 array
         The numbers of the groups that have windows.
@@ -104,7 +104,7 @@ class WindowRanges:
         For each window, the range of its partials.
     """
 
-    entries: PanePartials
+    partials: PanePartials
     known: Integers
     of: Integers
     windows: Integers

@@ -285,12 +285,12 @@ class Panes(ABC):
         return find_windows(self._layout.spec, partials, panes, first, last, self._limits.chunk_windows)
 
     def _collect_closed(self, ranges: WindowRanges, reads: Container[str] | None) -> ClosedWindows:
-        layout, entries = self._layout, ranges.entries
+        layout, partials = self._layout, ranges.partials
         values = slide(
             layout.partials,
             layout.times,
-            entries.panes,
-            entries.values,
+            partials.panes,
+            partials.values,
             ranges.low,
             ranges.high,
             closing=True,
@@ -332,15 +332,15 @@ class Panes(ABC):
             stored = upgrade_partials(stored, self._layout.partials)
             unit = replace(unit, blocks={**unit.blocks, "entries": stored})
             pane_schema = schema_like(pane_schema, stored.schema, fixed=pane_schema.names[: at + 1])
-        entries = unit.block("entries", pane_schema)
+        partials = unit.block("entries", pane_schema)
         for partial in self._layout.partials:
             if partial.kind == "sketch":
-                check_images(entries.column(partial.name))
+                check_images(partials.column(partial.name))
             if partial.kind == "kll":
-                check_quantile_images(entries.column(partial.name), partial.log2_size)
+                check_quantile_images(partials.column(partial.name), partial.log2_size)
             if partial.kind == "own":
-                check_own_images(entries.column(partial.name), partial.function)
-        return self._partials_of(entries), next_window
+                check_own_images(partials.column(partial.name), partial.function)
+        return self._partials_of(partials), next_window
 
     def _unit(self, kind: str, partials: PanePartials, before: int, next_window: int | None) -> PUnit:
         ids = partials.ids

@@ -35,7 +35,7 @@ def slide(
     partials: Sequence[Partial],
     times: Mapping[str, str],
     panes: Integers,
-    entries: pa.RecordBatch,
+    pane_partials: pa.RecordBatch,
     low: Integers,
     high: Integers,
     *,
@@ -55,7 +55,7 @@ def slide(
         Maps the name of a ``first`` or ``last`` partial to the name of the partial with its time.
     panes : int64 array of n
         Panes of the entries, which are sorted by group and pane.
-    entries : pyarrow.RecordBatch
+    pane_partials : pyarrow.RecordBatch
         n rows with a column for each partial.
     low, high : int64 arrays of m
         The bounds of non-empty ranges. Within a group, both bounds increase.
@@ -74,7 +74,7 @@ def slide(
     deviations = deviation_sources(partials)
     columns = []
     for partial in needed_partials:
-        column = entries.column(partial.name)
+        column = pane_partials.column(partial.name)
         match partial.kind:
             case "distinct" if closing:
                 columns.append(_count_distinct(column, low, high))
@@ -94,33 +94,33 @@ def slide(
             case "count" | "sum":
                 columns.append(_sum(column, low, high))
             case "m2":
-                count, total = map(entries.column, deviations[partial.name])
+                count, total = map(pane_partials.column, deviations[partial.name])
                 columns.append(_deviations(count, total, column, low, high))
             case "min" | "max":
                 columns.append(_extreme(column, partial.kind == "max", low, high))
             case "first" | "last":
                 at = np.empty(len(low), np.int64)
-                when = bare_values(entries.column(times[partial.name])).astype(np.int64, copy=False)
+                when = bare_values(pane_partials.column(times[partial.name])).astype(np.int64, copy=False)
                 pick = sliding_kernels.slide_first if partial.kind == "first" else sliding_kernels.slide_last
                 pick(panes, when, low, high, at)
                 columns.append(column.take(pa.array(at)))
     return pa.RecordBatch.from_arrays(columns, [partial.name for partial in needed_partials])
 
 
-def partials_of_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
+def partials_of_windows(partials: Sequence[Partial], pane_partials: pa.RecordBatch) -> pa.RecordBatch:
     """Convert entries that cover whole windows: replace sets and theta sketches by their counts.
 
     Parameters
     ----------
     partials : sequence of Partial
         The partials among the columns of the entries.
-    entries : pyarrow.RecordBatch
+    pane_partials : pyarrow.RecordBatch
         The entries to convert, one for each window.
     """
     kinds = {partial.name: partial for partial in partials if partial.kind in ("distinct", "sketch")}
-    each = np.arange(entries.num_rows)
+    each = np.arange(pane_partials.num_rows)
     columns = []
-    for name, column in zip(entries.schema.names, entries.columns, strict=True):
+    for name, column in zip(pane_partials.schema.names, pane_partials.columns, strict=True):
         partial = kinds.get(name)
         if partial is None:
             columns.append(column)
@@ -128,7 +128,7 @@ def partials_of_windows(partials: Sequence[Partial], entries: pa.RecordBatch) ->
             columns.append(pc.list_value_length(column).cast(pa.int64()))
         else:
             columns.append(pa.array(estimates(column, each, each + 1, partial.log2_size)))
-    return pa.RecordBatch.from_arrays(columns, entries.schema.names)
+    return pa.RecordBatch.from_arrays(columns, pane_partials.schema.names)
 
 
 def type_of_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:

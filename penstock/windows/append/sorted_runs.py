@@ -39,22 +39,22 @@ class GroupRanges:
 
     Attributes
     ----------
-    entries : PanePartials
+    partials : PanePartials
         The entries, sorted by group and pane.
     low, high : int64 arrays of g
         The range of selected entries, by group number.
     """
 
-    entries: PanePartials
+    partials: PanePartials
     low: Integers
     high: Integers
 
     @classmethod
-    def select_all(cls, entries: PanePartials, groups: int = 0) -> GroupRanges:
+    def select_all(cls, partials: PanePartials, groups: int = 0) -> GroupRanges:
         """Select all entries. `low` and `high` have at least `groups` elements."""
-        counts = np.bincount(entries.ids, minlength=groups)
+        counts = np.bincount(partials.ids, minlength=groups)
         high = np.cumsum(counts)
-        return cls(entries, high - counts, high)
+        return cls(partials, high - counts, high)
 
     def __len__(self) -> int:
         """Return the number of selected entries."""
@@ -63,7 +63,7 @@ class GroupRanges:
     def split(self, pane: int) -> tuple[GroupRanges, GroupRanges]:
         """Split every range into the entries before `pane` and the entries from `pane` on."""
         at = np.empty(len(self.low), np.int64)
-        sliding_kernels.skip(self.entries.panes, self.low, self.high, pane, at)
+        sliding_kernels.skip(self.partials.panes, self.low, self.high, pane, at)
         return replace(self, high=at), replace(self, low=at)
 
 
@@ -73,8 +73,8 @@ def concat_by_group(spans: Sequence[GroupRanges]) -> PanePartials:
     Each entry is copied once; each group of a range costs a few more nanoseconds.
     """
     there = [span for span in spans if len(span)] or [spans[0]]
-    if len(there) == 1 and len(there[0]) == len(there[0].entries):
-        return there[0].entries
+    if len(there) == 1 and len(there[0]) == len(there[0].partials):
+        return there[0].partials
     counts = np.zeros(max(len(ranges.low) for ranges in there), np.int64)
     for ranges in there:
         counts[: len(ranges.low)] += ranges.high - ranges.low
@@ -101,11 +101,11 @@ def concat_by_group(spans: Sequence[GroupRanges]) -> PanePartials:
         rows = laid([np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)])
         return pc.take(pa.concat_arrays(parts), pa.array(rows), boundscheck=False)
 
-    schema = there[0].entries.values.schema
-    values = [column([ranges.entries.values.column(at) for ranges in there]) for at in range(len(schema))]
+    schema = there[0].partials.values.schema
+    values = [column([ranges.partials.values.column(at) for ranges in there]) for at in range(len(schema))]
     return PanePartials(
         np.repeat(np.arange(len(counts)), counts),
-        laid([ranges.entries.panes for ranges in there]),
+        laid([ranges.partials.panes for ranges in there]),
         pa.RecordBatch.from_arrays(values, schema.names),
     )
 
@@ -156,18 +156,18 @@ def merge_unsorted(parts: Iterable[PanePartials]) -> PanePartials:
     return PanePartials.concat(all_parts).sort()
 
 
-def combine_duplicates(layout: WindowLayout, entries: PanePartials, *, always: bool = False) -> PanePartials:
+def combine_duplicates(layout: WindowLayout, partials: PanePartials, *, always: bool = False) -> PanePartials:
     """Combine sorted entries into one per group and pane.
 
     If few entries are duplicates, return them unchanged, unless `always` is set.
     """
-    starts = np.empty(len(entries), np.int64)
-    low = starts[: sliding_kernels.find_runs(entries.ids, entries.panes, starts)]
-    if len(entries) == len(low) or (len(entries) < _MIN_DUPLICATION_TO_COMBINE * len(low) and not always):
-        return entries
-    high = np.append(low[1:], len(entries))
-    values = slide(layout.partials, layout.times, entries.panes, entries.values, low, high, closing=False)
-    return PanePartials(entries.ids[low], entries.panes[low], values)
+    starts = np.empty(len(partials), np.int64)
+    low = starts[: sliding_kernels.find_runs(partials.ids, partials.panes, starts)]
+    if len(partials) == len(low) or (len(partials) < _MIN_DUPLICATION_TO_COMBINE * len(low) and not always):
+        return partials
+    high = np.append(low[1:], len(partials))
+    values = slide(layout.partials, layout.times, partials.panes, partials.values, low, high, closing=False)
+    return PanePartials(partials.ids[low], partials.panes[low], values)
 
 
 def combine_by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: int) -> PanePartials:
@@ -187,12 +187,12 @@ def combine_by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: 
     return _select_first_of_groups(layout, merge_sorted(each), pane) if each else PanePartials.none(layout)
 
 
-def _select_first_of_groups(layout: WindowLayout, entries: PanePartials, pane: int) -> PanePartials:
-    low = np.flatnonzero(np.diff(entries.ids, prepend=-1))
-    ids, values = entries.ids[low], entries.values
-    if len(low) < len(entries):
-        high = np.append(low[1:], len(entries))
-        none = np.zeros(len(entries), np.int64)
+def _select_first_of_groups(layout: WindowLayout, partials: PanePartials, pane: int) -> PanePartials:
+    low = np.flatnonzero(np.diff(partials.ids, prepend=-1))
+    ids, values = partials.ids[low], partials.values
+    if len(low) < len(partials):
+        high = np.append(low[1:], len(partials))
+        none = np.zeros(len(partials), np.int64)
         values = slide(layout.partials, layout.times, none, values, low, high, closing=False)
     return PanePartials(ids, np.full(len(ids), pane), values)
 
@@ -230,17 +230,17 @@ class SortedRuns:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, entries: PanePartials) -> None:
+    def add(self, partials: PanePartials) -> None:
         """Add entries."""
-        if not len(entries):
+        if not len(partials):
             return
-        self.parts.append(entries)
+        self.parts.append(partials)
         # Keep sums, because there may be as many parts as there are micro-batches within a window's length.
-        self._count += len(entries)
-        self.nbytes += entries.nbytes
+        self._count += len(partials)
+        self.nbytes += partials.nbytes
         if self._newest is not None:
-            self._again += int(np.count_nonzero(entries.panes <= self._newest))
-        newest = int(entries.panes.max())
+            self._again += int(np.count_nonzero(partials.panes <= self._newest))
+        newest = int(partials.panes.max())
         self._newest = newest if self._newest is None else max(newest, self._newest)
         if self._again > self._min_repeats and len(self) >= _MIN_DUPLICATION_TO_COMBINE * (
             len(self) - self._again
@@ -259,9 +259,9 @@ class SortedRuns:
         self.parts = [whole]
         return whole
 
-    def replace(self, entries: PanePartials) -> None:
+    def replace(self, partials: PanePartials) -> None:
         """Replace the content by these sorted entries."""
-        self.parts = [entries]
-        self._count, self.nbytes = len(entries), entries.nbytes
+        self.parts = [partials]
+        self._count, self.nbytes = len(partials), partials.nbytes
         self._again = 0
-        self._newest = int(entries.panes.max()) if len(entries) else None
+        self._newest = int(partials.panes.max()) if len(partials) else None

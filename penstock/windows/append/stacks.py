@@ -83,7 +83,7 @@ class Stacks:
     @property
     def nbytes(self) -> int:
         """Memory of the stacks in bytes."""
-        front = self._front.entries.nbytes + self._suffixes.values.nbytes
+        front = self._front.partials.nbytes + self._suffixes.values.nbytes
         return front + self._back.nbytes + self._total.nbytes
 
     def parts(self) -> list[PanePartials]:
@@ -139,6 +139,6 @@ class Stacks:
     def _let_go(self, pane: int) -> None:
         """Drop the entries before a pane."""
         _, self._front = self._front.split(pane)
-        if self._front_slack * len(self._front) < len(self._front.entries):
-            self._suffixes = concat_by_group([replace(self._front, entries=self._suffixes)])
+        if self._front_slack * len(self._front) < len(self._front.partials):
+            self._suffixes = concat_by_group([replace(self._front, partials=self._suffixes)])
             self._front = GroupRanges.select_all(concat_by_group([self._front]), len(self._front.low))

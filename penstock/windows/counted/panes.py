@@ -166,9 +166,9 @@ class CountPanes(Panes):
         held = self._held.whole()
         self._held.replace(held.where(self._needed(held)))
 
-    def _needed(self, entries: PanePartials) -> npt.NDArray[np.bool_]:
+    def _needed(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
         needed = self._full() if self._finalizes else self._next_windows * self._rows.spec.slide
-        return entries.panes >= needed[entries.ids]
+        return partials.panes >= needed[partials.ids]
 
     def _forget(self) -> None:
         """Do nothing, because the row counts are indexed by group numbers, which must stay."""

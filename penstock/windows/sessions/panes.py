@@ -95,11 +95,11 @@ class SessionPanes(Panes):
         runs = np.empty(len(both), np.int64)
         runs = runs[: sliding_kernels.find_runs(both.ids, both.panes, runs)]
         # If times are equal, the first or last arrival is used, so combine each pane separately, in order.
-        entries = combine_duplicates(layout, both, always=True)
-        firsts, lasts = (self._times(entries, name) for name in layout.bounds)
-        low = np.empty(len(entries), np.int64)
-        low = low[: session_kernels.find_sessions(entries.ids, firsts, lasts, layout.gap, low)]
-        high = np.append(low, len(entries))[1:]
+        partials = combine_duplicates(layout, both, always=True)
+        firsts, lasts = (self._times(partials, name) for name in layout.bounds)
+        low = np.empty(len(partials), np.int64)
+        low = low[: session_kernels.find_sessions(partials.ids, firsts, lasts, layout.gap, low)]
+        high = np.append(low, len(partials))[1:]
         ends = np.maximum.reduceat(lasts, low)
         # Restoring removes closed sessions, so only entries of open sessions are stored.
         sizes = np.diff(runs[low], append=len(both))
@@ -107,25 +107,25 @@ class SessionPanes(Panes):
         if stored.any():
             self._arrived.append(both.where(stored))
         late = self._is_closed(ends, before)
-        counts = np.add.reduceat(entries.values.column(layout.rows).to_numpy(), low)
+        counts = np.add.reduceat(partials.values.column(layout.rows).to_numpy(), low)
         if late.any():
-            groups = self.groups_of(entries.ids[low[late]])
+            groups = self.groups_of(partials.ids[low[late]])
             self.late_sessions = LateSessions(groups, firsts[low[late]], ends[late])
             sizes = (high - low)[~late]
-            entries = entries.where(np.repeat(~late, high - low))
+            partials = partials.where(np.repeat(~late, high - low))
             high = np.cumsum(sizes)
             low = high - sizes
         if len(low):
             # The times of `first` and `last` values order them, so no panes are needed.
-            none = np.zeros(len(entries), np.int64)
-            values = slide(layout.partials, layout.times, none, entries.values, low, high, closing=False)
-            combined = PanePartials(entries.ids[low], entries.panes[low], values)
+            none = np.zeros(len(partials), np.int64)
+            values = slide(layout.partials, layout.times, none, partials.values, low, high, closing=False)
+            combined = PanePartials(partials.ids[low], partials.panes[low], values)
             self._held.replace(merge_sorted([others, combined]))
         return int(counts[late].sum())
 
     @staticmethod
-    def _times(entries: PanePartials, name: str) -> Integers:
-        return bare_values(entries.values.column(name)).astype(np.int64, copy=False)
+    def _times(partials: PanePartials, name: str) -> Integers:
+        return bare_values(partials.values.column(name)).astype(np.int64, copy=False)
 
     def _is_closed(self, lasts: Integers, watermark: int | None) -> npt.NDArray[np.bool_]:
         """Mark sessions whose last event is at least a gap before a watermark."""
@@ -149,10 +149,10 @@ class SessionPanes(Panes):
         return (self._ranges(closed.piece(low, low + most)) for low in range(0, len(closed), most))
 
     @staticmethod
-    def _ranges(entries: PanePartials) -> WindowRanges:
-        group_ids, of = np.unique(entries.ids, return_inverse=True)
-        each = np.arange(len(entries))
-        return WindowRanges(entries, group_ids, of, entries.panes, each, each + 1)
+    def _ranges(partials: PanePartials) -> WindowRanges:
+        group_ids, of = np.unique(partials.ids, return_inverse=True)
+        each = np.arange(len(partials))
+        return WindowRanges(partials, group_ids, of, partials.panes, each, each + 1)
 
     def _discard(self) -> None:
         self._forget_silent()
