@@ -8,6 +8,7 @@ import pyarrow as pa
 from penstock.checkpointing.p_stream.update_log.newest import newest_rows
 from penstock.compression import decode, encode
 from penstock.designing import cost_kernels
+from penstock.designing.traces.queries import Query, QueryName
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.update_queue import UpdateQueue
@@ -21,8 +22,8 @@ from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.predicting.models import runtime_kernels
 from penstock.predicting.models.estimates import Walker
-from penstock.predicting.models.markov import MarkovModel, Query
-from penstock.predicting.models.parameters import EventParameters, Parameters, QueryName
+from penstock.predicting.models.markov import MarkovModel
+from penstock.predicting.models.parameters import EventParameters, Parameters
 from penstock.procedures.engine import TableSet
 from penstock.procedures.indexes import trees
 from penstock.procedures.local import set_kernels

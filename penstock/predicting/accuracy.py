@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from penstock.designing.traces.queries import Query
 from penstock.predicting.models.estimates import Estimate, finished_partitions
-from penstock.predicting.models.markov import MarkovModel, Query, bits
+from penstock.predicting.models.markov import MarkovModel, bits
 
 __all__ = ["Accuracy", "Verdict", "find_ends", "judge"]
 

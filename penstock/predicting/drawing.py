@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 from xml.sax.saxutils import escape
 
+from penstock.designing.traces.queries import QueryName
 from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.predicting.models.markov import ABORT, BEGIN, COMMIT, MarkovModel, bits
-from penstock.predicting.models.parameters import QueryName
 from penstock.predicting.models.predictor import Predictor
 
 __all__ = ["draw"]

@@ -12,16 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.designing.traces.queries import QueryName
+from penstock.designing.traces.recording import ProcedureTrace, key_numbers
 from penstock.designing.traces.trace import column_numbers
-from penstock.predicting.models.parameters import (
-    ANY_COUNTER,
-    Bound,
-    Limit,
-    QueryName,
-    Source,
-    read_digits,
-)
-from penstock.predicting.recording import ProcedureTrace, key_numbers
+from penstock.predicting.models.parameters import ANY_COUNTER, Bound, Limit, Source, read_digits
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.compiler.values import AccessMode
 from penstock.procedures.schema import Column, Kind

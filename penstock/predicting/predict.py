@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from penstock._extras import need_extra
 from penstock.conf.arguments import check_keywords
 from penstock.designing.traces.log import read_log_and_tables
+from penstock.designing.traces.recording import ProcedureTrace, record
 from penstock.designing.traces.trace import Request
 from penstock.errors import InvalidUsageError
 from penstock.predicting.accuracy import Accuracy
 from penstock.predicting.models.predictor import Predictor, ProcedureModels, describe_placements
-from penstock.predicting.recording import ProcedureTrace, record
 from penstock.predicting.result import PredictionResult
 from penstock.predicting.training import Samples, measure, train
 from penstock.procedures.databases import Database

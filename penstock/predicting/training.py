@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.designing.traces.queries import Query
+from penstock.designing.traces.recording import ProcedureTrace
 from penstock.operators.simulation.draws import draws
 from penstock.predicting.accuracy import Accuracy, judge
 from penstock.predicting.clustering import cluster, grow_tree, select_features
 from penstock.predicting.mappings import base_attribute, find_bounds, find_sources
 from penstock.predicting.models.features import Feature, Tree, features_of, read_features
-from penstock.predicting.models.markov import MarkovModel, Query
+from penstock.predicting.models.markov import MarkovModel
 from penstock.predicting.models.predictor import ProcedureModels
-from penstock.predicting.recording import ProcedureTrace
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.texts import Numbers
 

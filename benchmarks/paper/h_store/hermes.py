@@ -35,7 +35,7 @@ from benchmarks.oltp.seats.data import SeatsScale
 from benchmarks.paper.h_store.measurements import Costs, Measurements
 from benchmarks.paper.h_store.paths import KeyNumbers, read_transactions, statements_of
 from benchmarks.paper.h_store.simulation import Cluster
-from penstock.predicting.recording import ProcedureTrace, record
+from penstock.designing.traces.recording import ProcedureTrace, record
 from penstock.predicting.training import Samples, train
 from penstock.procedures.partitions.placement import Placement, place_tables
 from penstock.procedures.programs.oltp.small_bank import SmallBankScale

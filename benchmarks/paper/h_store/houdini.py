@@ -36,9 +36,9 @@ from benchmarks.oltp.auction_mark import procedures as auction
 from benchmarks.oltp.auction_mark.data import AuctionMarkScale
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.oltp.seats.data import SeatsScale
+from penstock.designing.traces.recording import ProcedureTrace, record
 from penstock.predicting.accuracy import Accuracy
 from penstock.predicting.models.predictor import ProcedureModels
-from penstock.predicting.recording import ProcedureTrace, record
 from penstock.predicting.training import Samples, measure, train
 from penstock.procedures.partitions.placement import Placement, place_tables
 from penstock.procedures.programs.oltp import tatp

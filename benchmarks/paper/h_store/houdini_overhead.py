@@ -40,9 +40,9 @@ import pyarrow as pa
 from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_head
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.paper.h_store.houdini import SETTINGS, THRESHOLD, requests_of
+from penstock.designing.traces.recording import record
 from penstock.predicting.models.predictor import Predictor, describe_placements
 from penstock.predicting.models.runtime import RunningPredictor
-from penstock.predicting.recording import record
 from penstock.predicting.training import Samples, train
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.open_database import OpenDatabase

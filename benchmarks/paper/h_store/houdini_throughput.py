@@ -40,10 +40,10 @@ from benchmarks.harness import REPOSITORY, print_and_save, report_foot, report_h
 from benchmarks.oltp.catalog import BENCHMARKS
 from benchmarks.paper.h_store import houdini
 from benchmarks.paper.h_store.measurements import Costs
+from penstock.designing.traces.recording import ProcedureTrace
 from penstock.predicting.accuracy import find_ends
 from penstock.predicting.models.features import Feature
 from penstock.predicting.models.markov import bits
-from penstock.predicting.recording import ProcedureTrace
 from penstock.predicting.training import Samples, train
 from penstock.procedures.partitions.placement import Placement, place_tables
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale

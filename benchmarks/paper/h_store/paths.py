@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.designing.traces.recording import ProcedureTrace
 from penstock.predicting.models.markov import bits
 from penstock.predicting.models.parameters import ANY_COUNTER, Source
 from penstock.predicting.models.predictor import ProcedureModels
-from penstock.predicting.recording import ProcedureTrace
 from penstock.predicting.training import Samples
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.speculating.rules import UNKNOWN_KEY, ConflictRules, Step

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock.designing.traces.recording import ProcedureTrace, record
 from penstock.designing.traces.trace import Mode, Request, Trace, column_numbers
-from penstock.predicting.recording import ProcedureTrace, record
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.designing.traces.queries import Query
 from penstock.predicting.models.markov_kernels import sweep_tables
 
-__all__ = ["ABORT", "BEGIN", "COMMIT", "MarkovModel", "Query", "State", "bits"]
+__all__ = ["ABORT", "BEGIN", "COMMIT", "MarkovModel", "State", "bits"]
 
 BEGIN, COMMIT, ABORT = range(3)
 """The first three vertices of each model."""
@@ -20,21 +21,6 @@ _MAX_SWEEPS = 1_000
 _MIN_VISITS = 20
 
 Floats = npt.NDArray[np.float64]
-
-
-class Query(NamedTuple):
-    """A query of a transaction.
-
-    Attributes
-    ----------
-    name : int
-        The position of the query's name.
-    partitions : int
-        A bit for each partition that the query accesses.
-    """
-
-    name: int
-    partitions: int
 
 
 class State(NamedTuple):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.designing.traces.queries import QueryName
 from penstock.predicting.models.walk_kernels import FIXED, UNKNOWN, AttributeValues
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.schema import Column, Kind
@@ -26,7 +27,6 @@ __all__ = [
     "EventParameters",
     "Limit",
     "Parameters",
-    "QueryName",
     "Source",
     "read_digits",
 ]
@@ -36,33 +36,6 @@ AttributeKey = tuple[str, bool, object]
 """The name of an attribute, `Source.is_digits`, and `Placement.method`."""
 AttributePartitions = tuple[Numbers | None, Numbers]
 """The start of each event's list (None if the attribute is not a list), and the partitions of all values."""
-
-
-class QueryName(NamedTuple):
-    """The name of a query in models.
-
-    Attributes
-    ----------
-    verb : str
-        ``read``, ``write``, ``insert``, ``delete`` or ``select``.
-    table : str
-        The table's name.
-    columns : tuple of str
-        For a look-up by an index, the columns of the index whose values the query gives.
-    """
-
-    verb: str
-    table: str
-    columns: tuple[str, ...] = ()
-
-    @property
-    def writes(self) -> bool:
-        """Whether the query changes rows."""
-        return self.verb not in ("read", "select")
-
-    def __str__(self) -> str:
-        """Return the name as text for people."""
-        return f"{self.verb} {self.table}" + (f" by {', '.join(self.columns)}" if self.columns else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.conf.arguments import check_keywords
+from penstock.designing.traces.queries import QueryName
 from penstock.errors import InvalidUsageError
 from penstock.predicting.models.estimates import Walker
 from penstock.predicting.models.features import Category, Feature, Tree, read_features
 from penstock.predicting.models.markov import MarkovModel
-from penstock.predicting.models.parameters import Bound, Limit, Parameters, QueryName, Source
+from penstock.predicting.models.parameters import Bound, Limit, Parameters, Source
 from penstock.predicting.models.runtime import RunningPredictor
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.stored_text import StoredText

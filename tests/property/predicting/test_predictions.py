@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.designing.traces.queries import Query
 from penstock.errors import FencedError
 from penstock.predicting.models import runtime_kernels
 from penstock.predicting.models.estimates import Walker
-from penstock.predicting.models.markov import ABORT, COMMIT, MarkovModel, Query, bits
+from penstock.predicting.models.markov import ABORT, COMMIT, MarkovModel, bits
 from penstock.predicting.models.parameters import EventParameters
 from penstock.predicting.models.walk_kernels import FIXED, IMPOSSIBLE, UNKNOWN
 from penstock.procedures.compiler.program import Program

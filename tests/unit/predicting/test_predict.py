@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli import app
+from penstock.designing.traces.queries import Query
+from penstock.designing.traces.recording import record
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.databases import database_in
 from penstock.predicting.accuracy import judge
 from penstock.predicting.mappings import find_bounds
-from penstock.predicting.models.markov import ABORT, BEGIN, COMMIT, MarkovModel, Query
+from penstock.predicting.models.markov import ABORT, BEGIN, COMMIT, MarkovModel
 from penstock.predicting.models.predictor import Predictor
-from penstock.predicting.recording import record
 from penstock.predicting.training import Samples, train
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database

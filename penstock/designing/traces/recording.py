@@ -17,10 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.designing.traces.grouped_table import GroupedSelection, GroupedTable, Key, Row
+from penstock.designing.traces.queries import Query, QueryName
 from penstock.designing.traces.trace import Request, column_numbers, find_program
 from penstock.errors import InvalidUsageError
-from penstock.predicting.models.markov import Query
-from penstock.predicting.models.parameters import QueryName
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
