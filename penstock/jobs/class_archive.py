@@ -56,16 +56,14 @@ def require_java() -> None:
     Raises
     ------
     InvalidUsageError
-        If ``JAVA_HOME`` names no Java.
-    UnavailableError
-        If there is no Java on the path.
+        If ``JAVA_HOME`` names no Java, or there is no Java on the path.
     """
     if find_java() is None:
         if home := os.environ.get("JAVA_HOME"):
             raise InvalidUsageError(
                 "JAVA_HOME names no Java", JAVA_HOME=home, hint=f"unset it, or {JAVA_HINT}"
             )
-        raise UnavailableError("there is no Java", hint=JAVA_HINT)
+        raise InvalidUsageError("there is no Java", hint=JAVA_HINT)
 
 
 def class_archive(directory: Path | None = None) -> Path | None:
@@ -112,10 +110,9 @@ def make_class_archive() -> Path:
     Raises
     ------
     InvalidUsageError
-        If ``JAVA_HOME`` names no Java.
+        If there is no Java.
     UnavailableError
-        If there is no Java or no directory for the archive, Spark does not run, or its JVM cannot archive
-        classes.
+        If there is no directory for the archive, Spark does not run, or its JVM cannot archive classes.
     """
     require_java()
     archive = class_archive()

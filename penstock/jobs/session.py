@@ -186,7 +186,7 @@ def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, st
 
     Raises
     ------
-    InvalidUsageError, UnavailableError
+    InvalidUsageError
         If there is no Java; see `require_java`.
     """
     require_java()
@@ -399,10 +399,10 @@ def session(
     Raises
     ------
     InvalidUsageError
-        If a setting cannot change in the active session, or JAVA_HOME names no Java.
+        If a setting cannot change in the active session, or there is no Java.
     UnavailableError
-        If there is no Java, or Spark's JVM does not start, or a Python worker of Spark does not start in time
-        while the block runs.
+        If Spark's JVM does not start, or a Python worker of Spark does not start in time while the block
+        runs.
     PenstockError
         If a Spark error leaves the block and wraps a Penstock error. The Penstock error replaces the Spark
         error.

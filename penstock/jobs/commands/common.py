@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ WRONG: Final = 2
 SIGNALLED: Final = 128
 RETAIN_VERSIONS: Final = 2  # as in `BucketStore`, whose module is heavy
 _PIPE_WIDTH: Final = 200
-"""The width of tables without a terminal."""
+"""The width of tables without a terminal and without ``COLUMNS``."""
 
 StateArgument = Annotated[
     str,
@@ -177,7 +178,8 @@ def console() -> Console:
     """Return the console that writes tables to standard output."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if known else _PIPE_WIDTH)
 
 
 def amount(files: int, size_bytes: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
 
 import typer
 from rich.console import Console
@@ -19,6 +21,9 @@ from penstock.state_store.location import Operator, find_operators
 from penstock.state_store.survey import BucketSurvey, survey_bucket
 
 __all__ = ["describe_bucket", "show_buckets", "survey_buckets", "tell_findings", "version_range"]
+
+_UNLIMITED: Final = 10_000
+"""More characters than any table has in a line."""
 
 
 def survey_buckets(
@@ -66,19 +71,34 @@ def show_buckets(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
         written = max((survey.written_us for survey in own if survey.written_us), default=None)
         title = f"{operator.location}\n{operator.name} of query {operator.query_label}"
         title += f", last written {utc_time(written)}" if written else ""
-        table = Table(title=Text(title), title_justify="left", title_style="bold")
-        for column in ("bucket", "newest", "proven", "versions"):
-            table.add_column(column)
-        expires = any(survey.expired is not None for survey in own)
-        counts = ("rows", "waiting", *(("expired",) if expires else ()))
-        for column in ("chain", "chain size", *counts, "files", "size", "garbage"):
-            table.add_column(column, justify="right")
-        for survey in own:
-            style = "red" if survey.damage else "yellow" if survey.withheld else None
-            table.add_row(*(Text(cell) for cell in _table_row(survey, expires=expires)), style=style)
+        table = _table(title, own, narrow=False)
+        if out.measure(table, options=out.options.update(max_width=_UNLIMITED)).maximum > out.width:
+            table = _table(title, own, narrow=True)
         out.print(table)
     if out.is_terminal:
         out.print("penstock inspect state --help explains the columns.", style="dim")
+
+
+def _table(title: str, surveys: list[BucketSurvey], *, narrow: bool) -> Table:
+    """Return a table with a row for each bucket; in a narrow table, related facts are below each other."""
+    expires = any(survey.expired is not None for survey in surveys)
+    counts = ("rows", "waiting", *(("expired",) if expires else ()))
+    related = (
+        ("bucket",), ("newest", "proven"), ("versions",), ("chain", "chain size"), counts, ("files", "size"),
+        ("garbage",),
+    )  # fmt: skip
+    groups = related if narrow else tuple((name,) for names in related for name in names)
+    table = Table(
+        title=Text(title), title_justify="left", title_style="bold", show_edge=not narrow, pad_edge=not narrow
+    )
+    for names in groups:
+        left = names[0] in ("bucket", "newest", "proven", "versions")
+        table.add_column("\n".join(names), justify="left" if left else "right")
+    for survey in surveys:
+        style = "red" if survey.damage else "yellow" if survey.withheld else None
+        cells = iter(_table_row(survey, expires=expires))
+        table.add_row(*(Text("\n".join(islice(cells, len(names)))) for names in groups), style=style)
+    return table
 
 
 def _table_row(survey: BucketSurvey, *, expires: bool) -> list[str]:

@@ -96,7 +96,7 @@ def test_a_warm_up_without_java_says_how_to_install_it(monkeypatch: pytest.Monke
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "none")
     result = penstock("warm-up")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "there is no Java. Hint: install Java 17" in result.stderr
 
 

@@ -26,6 +26,16 @@ def test_a_wrong_java_home_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         require_java()
 
 
+def test_a_run_without_java_ends_with_2_as_nothing_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR", "JAVA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = CliRunner().invoke(app, ["run", "market", "--set", f"query.checkpoint={tmp_path}/ck"])
+    assert (ended.exit_code, "there is no Java. Hint: install Java 17" in ended.stderr) == (2, True)
+
+
 def test_a_file_of_another_format_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("sku,qty\na,1\n")
     source = FilesSource(type="files", format="parquet", path=str(tmp_path / "a.parquet"))

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from penstock._failpoints import FAILPOINTS
-from penstock.errors import UnavailableError
+from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs import session
 from penstock.spark_ext import daemon
 
@@ -258,5 +258,5 @@ def test_without_java_a_session_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
-    with pytest.raises(UnavailableError, match=r"there is no Java. Hint: install Java 17 .* apt-get install"):
+    with pytest.raises(InvalidUsageError, match=r"there is no Java. Hint: install Java 17 .* apt-get"):
         session.open_session("test", {})

@@ -177,6 +177,21 @@ def test_inspect_shows_every_bucket(stores: list[BucketStore], place: Path) -> N
     assert _cells(second)[2:5] == ["-", "-", "1 + 0"]
 
 
+def test_a_table_for_a_narrow_terminal_has_all_facts(
+    stores: list[BucketStore], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = penstock("inspect", "state", str(place)).stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = penstock("inspect", "state", str(place)).stdout.splitlines()
+    assert max(map(len, narrow)) <= 80
+    rows = [[cell.strip() for cell in line.split("│")] for line in narrow if "│" in line]
+    assert len(rows) == 2 * len(stores)
+    facts = [fact for line in wide.splitlines() if line.startswith("│") for fact in _cells(line)]
+    assert sorted(facts) == sorted(fact for row in rows for fact in row if fact)
+    pointer = _pointer(stores[0], 4)
+    assert (rows[0][1], rows[1][1][:2]) == (f"4-{pointer.file_id[:6]}", "3-")
+
+
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")]
 
