@@ -154,12 +154,10 @@ class Expression:
             if not matches and name.lower() in _LITERAL_FUNCTIONS:
                 continue
             if len(matches) != 1:
-                raise InvalidUsageError(
-                    f"there is no column {name!r}",
-                    hint=did_you_mean(name, spellings),
-                    expression=self.text,
-                    **context,
-                )
+                if self.text != column(name).text:  # a column alone needs no context
+                    context = {"expression": self.text, **context}
+                hint = did_you_mean(name, spellings)
+                raise InvalidUsageError(f"there is no column {name!r}", hint=hint, **context)
             replacements[name] = column(matches[0])
         if _is_fixed(self.tree):
             columns = {

@@ -669,3 +669,8 @@ def test_a_check_is_for_the_engine_that_it_is_given(tmp_path: Path) -> None:
     assert (refused.exit_code, "source.options" in refused.stderr) == (2, True)
     wrong = CliRunner().invoke(app, ["check", file, "--engine", "lokal"])
     assert wrong.stderr.startswith("--engine lokal: engine: ")
+
+
+def test_a_wrong_group_is_told_once(tmp_path: Path) -> None:
+    file = written(tmp_path, WINDOWS | {"queue": None, "group_by": ["symbl"]})
+    assert problems_of(file) == ["group_by: there is no column 'symbl'. Hint: did you mean 'symbol'?"]
