@@ -33,7 +33,7 @@ A sample belongs to the first step that has one of its frames. The map side pack
 unpacks them; results are its writes into a p-stream.
 """
 OTHER = "border"
-"""What is of no step: Spark's own worker, Arrow's streams, the protocol."""
+"""Samples outside all steps: in Spark's own worker, Arrow's streams and the protocol."""
 _WAITS = frozenset({"read_int", "readinto", "manager", "_worker", "_run", "wait", "select", "accept"})
 """Functions that wait when they are the innermost."""
 _FRAME = re.compile(r"^(.*) \((.*?)(?:\.py)?:\d+\)$")

@@ -20,7 +20,7 @@ from penstock.market import Market
 __all__ = ["DATA", "GENERATED", "REAL", "ROWS", "File", "Stream", "load", "replica"]
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
-"""Where the real files are, unless told otherwise."""
+"""The default directory of the real files."""
 
 ROWS = 2_000_000
 """The default number of rows of a generator or a replica."""

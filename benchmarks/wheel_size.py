@@ -1,4 +1,4 @@
-"""How large the wheel is, and would be if it were made otherwise: ``python -m benchmarks.wheel_size``.
+"""Measure the wheel, and wheels that are built differently: ``python -m benchmarks.wheel_size``.
 
 Builds the wheel of this tree and packs its files again, for each design. `deflate` is what the wheel has;
 `level 9` is its best level, and `bzip2` and `lzma` are the other compressions of zip archives. `core` leaves

@@ -1,4 +1,4 @@
-"""What script/release does, once the environment is there."""
+"""Build and check a release; `script/release` prepares the environment."""
 
 from __future__ import annotations
 

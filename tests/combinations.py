@@ -30,7 +30,7 @@ CASES: Final = "spark/pipelines/test_combinations.py"
 
 _UNIT: Final = "unit/"
 FOLDERS: Final = ("tests/spark/", "tests/conformance/", "tests/crash/", f"tests/{_UNIT}")
-"""Where the tests are that `script/versions` runs."""
+"""The directories of the tests that `script/versions` runs."""
 
 _VARIABLE: Final = "PENSTOCK_RECORD"
 _SPARK: Final = version("pyspark") if _VARIABLE in os.environ else ""

@@ -1,4 +1,4 @@
-"""How much of a test runs only where long tests do: its cases, and its random examples."""
+"""Leave cases and random examples of a test to the runs with long tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether tests of sketches can run: datasketches has no wheel for each Python."""
+"""Skip tests of sketches without datasketches, which has no wheel for some versions of Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether `zstandard` and `lz4` do better than Arrow's own Zstandard and LZ4, and than our cascades.
+"""Compare `zstandard` and `lz4` with Arrow's own Zstandard and LZ4, and with our cascades.
 
     python -m benchmarks.compression.compression_libraries [--quick] [--save]
 

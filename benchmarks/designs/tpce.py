@@ -133,7 +133,7 @@ class _Accesses:
 
 @dataclass(frozen=True)
 class _Market:
-    """What belongs to what."""
+    """The relations between the rows of the tables."""
 
     scale: TpceScale
 

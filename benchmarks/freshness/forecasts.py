@@ -59,7 +59,7 @@ _POLL_S = 0.002
 
 @dataclass(frozen=True)
 class Run:
-    """What a run measured after its warm-up."""
+    """The measurements of a run after its warm-up."""
 
     staleness: Staleness
     engine: Engine

@@ -1,4 +1,4 @@
-"""Whether another index serves keys better than the policy `freshest`, at low loads with much skew.
+"""Compare other indexes with the policy `freshest`, at low loads with much skew.
 
     python -m benchmarks.freshness.index_rules [--loads 2 3] [--updates 400000]
 

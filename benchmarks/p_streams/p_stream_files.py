@@ -1,4 +1,4 @@
-"""How a p-stream's commits could lie on disk: new files, one growing file, or a pool of files written over.
+"""Compare layouts of a p-stream's commits on disk: new files, one growing file, or a pool of reused files.
 
 ``python -m benchmarks.p_streams.p_stream_files`` writes the table in ``results/p_stream_files.txt``; TMPDIR
 says on which disk. Each way makes every commit durable before the next: new files by `penstock._durable`, the

@@ -62,7 +62,7 @@ SCABBARD = {"CM1": 74, "CM2": 87, "SG1": 229, "SG2": 17, "LRB1": 7.2, "YSB": 70,
 
 @dataclass(frozen=True)
 class Case:
-    """What one process measures."""
+    """A measurement that runs in a process of its own."""
 
     query: str
     density: str
@@ -75,7 +75,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of the writer."""
+        """The options of the writer."""
         return {"goal": self.goal, "direct_io": self.direct_io, "unit_rows": self.unit_rows}
 
 

@@ -60,7 +60,7 @@ def scan_of(where: str, value: str) -> Scan:
 
 
 class Parts:
-    """Where the time of a scan goes."""
+    """The time of a scan by part."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)

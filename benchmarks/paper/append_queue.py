@@ -95,7 +95,7 @@ class AppendQueue:
 
     @property
     def keys(self) -> int:
-        """How many keys were ever seen."""
+        """Return the number of keys that were ever seen."""
         return len(self._index)
 
     def enqueue(self, arrivals: Arrivals, now_us: int) -> Accepted:

@@ -14,7 +14,7 @@ Runner = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is simulated.
+    """The size of a simulation.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ _NOTHING = pa.schema([])
 
 @dataclass(frozen=True, slots=True)
 class WindowOutcome:
-    """What one simulated run measured.
+    """The measurements of one simulated run.
 
     Attributes
     ----------

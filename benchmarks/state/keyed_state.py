@@ -27,7 +27,7 @@ class KeyedState:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the state holds."""
+        """Return the memory of the state in bytes."""
         return self._index.size_bytes + self._rows.size_bytes + self._changed.nbytes
 
     def put(self, rows: pa.RecordBatch) -> None:

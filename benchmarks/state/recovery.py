@@ -1,4 +1,4 @@
-"""How a graph recovers from a kill (Scabbard, Fig. 10): throughput before, during and after it.
+"""Measure the throughput of a graph before, during and after a kill (Scabbard, Fig. 10).
 
     python -m benchmarks.state.recovery [--gigabytes 1] [--keys 1000000] [--seconds 120] [--plot FILE.svg]
 
@@ -37,7 +37,7 @@ SCHEMA = pa.schema(
 _CHUNK = 1 << 18
 _BATCH_ROWS = 2 << 20
 _STEPS_S = 0.1
-"""How often the source appends, and the sink is looked at."""
+"""The interval at which the source appends and the sink is polled."""
 
 
 def rows(first: int, count: int, keys: int) -> pa.Table:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 Event = tuple[Any, ...]
 Outcome = tuple[Any, str | None]
-"""What a transaction returns, and why it was rejected."""
+"""The results of a transaction, and the reason of its rejection."""
 
 
 class Dicts(ABC):

@@ -39,7 +39,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Case:
-    """What one process measures."""
+    """A measurement that runs in a process of its own."""
 
     program: str
     route: str

@@ -60,7 +60,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Case:
-    """What one process measures."""
+    """A measurement that runs in a process of its own."""
 
     workload: str
     share: float

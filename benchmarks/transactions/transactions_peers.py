@@ -31,7 +31,7 @@ EVENTS = {
     "postgres, procedures": 20_000,
     "postgres, inside": 50_000,
 }
-"""How many events each contender runs."""
+"""The number of events that each contender runs."""
 
 
 def digest(peer: Peer) -> str:

@@ -1,4 +1,4 @@
-"""How windows' throughput and state grow with keys, with size over slide, and as micro-batches get small.
+"""Measure windows by the number of keys, by size over slide, and by the size of micro-batches.
 
     python -m benchmarks.windows.windows_growth [--million 4] [--plot FILE.svg]
 

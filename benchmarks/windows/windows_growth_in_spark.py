@@ -1,4 +1,4 @@
-"""How windows' throughput and state grow with keys and with size over slide, end to end in Spark.
+"""Measure windows end to end in Spark, by the number of keys and by size over slide.
 
     python -m benchmarks.windows.windows_growth_in_spark [--keys 10 100 ...] [--ratio 1 4 ...] [--million 8]
                                                  [--into counted | p-stream]

@@ -98,7 +98,7 @@ class AppendedFile:
 
     @property
     def is_linked(self) -> bool:
-        """Whether the file still has a name, so that nobody has deleted it."""
+        """Return whether the file still has a name, so that nobody has deleted it."""
         return os.fstat(self._descriptor).st_nlink > 0
 
     def close(self) -> None:

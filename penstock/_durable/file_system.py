@@ -38,7 +38,7 @@ class FileSystem:
 
     @property
     def syncs_all(self) -> bool:
-        """Whether `sync` makes all files durable and reports each failure."""
+        """Return whether `sync` makes all files durable and reports each failure."""
         version = re.match(r"(\d+)\.(\d+)", platform.release())
         if platform.system() != "Linux" or not version:
             return False

@@ -219,5 +219,5 @@ class Reader:
 
     @property
     def at_end(self) -> bool:
-        """Whether all bytes have been read."""
+        """Return whether all bytes have been read."""
         return self._at == self._end

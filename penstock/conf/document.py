@@ -234,7 +234,7 @@ _YAML_HINTS: Final = {
     "expected <block end>": "indent all fields of a section by the same number of spaces",
     "mapping values are not allowed": "indent all fields of a section alike, and quote values with ': '",
 }
-"""How to mend the file, by parts of YAML's messages."""
+"""Hints for the user, by parts of YAML's messages."""
 _BY_VALUE: Final = {("weight",)}
 """Fields whose mapping has data values as keys, not field names."""
 

@@ -115,7 +115,7 @@ class Pipeline(PipelineSections):
 
     @property
     def decodes_late(self) -> bool:
-        """Whether records of Kafka can be decoded after the queue instead of before it."""
+        """Return whether records of Kafka can be decoded after the queue instead of before it."""
         source, queue = self.source, self.queue
         if not isinstance(source, KafkaSource) or source.value_format == "raw" or queue is None:
             return False

@@ -136,7 +136,7 @@ class LocalQuery:
 
     @property
     def waits(self) -> bool:
-        """Whether keys wait for the next micro-batch."""
+        """Return whether keys wait for the next micro-batch."""
         return self._wakes or bool(self.operator is not None and self.operator.waiting)
 
     def stop_at_present(self) -> None:

@@ -17,7 +17,7 @@ _UNNEEDED_UNDO_PENALTY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the predictions for a transaction were right.
+    """The correctness of the predictions for a transaction.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def total(self) -> bool:
-        """Whether all predictions were right."""
+        """Return whether all predictions were right."""
         return self.base and self.partitions and self.undo and self.finish
 
     @property

@@ -82,12 +82,12 @@ class Kind(StrEnum):
 
     @property
     def is_interned(self) -> bool:
-        """Whether values are interned, so that kernels see numbers instead of values."""
+        """Return whether values are interned, so that kernels see numbers instead of values."""
         return self in ("text", "binary") or self.wide is not None
 
     @property
     def is_number(self) -> bool:
-        """Whether values support arithmetic."""
+        """Return whether values support arithmetic."""
         return self in ("integer", "float") or self.scale is not None
 
 

@@ -33,7 +33,7 @@ _METHODS: Final = ((DataFrameReader, "load"), (DataStreamReader, "load"), (DataF
 _CONDITION: Final = "[PYTHON_DATA_SOURCE_ERROR]"
 _ENDED: Final = "terminated with exception: "
 _USERS_CODE: Final = " Caused by "
-"""What stands before the error of a user's function, whose traceback the user needs."""
+"""The text before the error of a user's function, whose traceback the user needs."""
 _IS_SHORT: Final = "_penstock_is_short"
 """The attribute of a method that is wrapped."""
 

@@ -62,7 +62,7 @@ class Transaction:
 
     @property
     def deviates(self) -> bool:
-        """Whether the path differs from the estimate. An unknown key in the estimate matches any key."""
+        """Return whether the path differs from the estimate, in which an unknown key matches any key."""
         return len(self.path) != len(self.estimate) or not all(
             step == guess or (step == guess._replace(key=step.key) and guess.key == UNKNOWN_KEY)
             for step, guess in zip(self.path, self.estimate, strict=True)

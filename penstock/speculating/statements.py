@@ -41,7 +41,7 @@ class Statement(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether the statement changes rows."""
+        """Return whether the statement changes rows."""
         return self.verb not in ("read", "select")
 
     @staticmethod

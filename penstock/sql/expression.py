@@ -86,12 +86,12 @@ class Expression:
 
     @property
     def is_column(self) -> bool:
-        """Whether the expression is only a column."""
+        """Return whether the expression is only a column."""
         return len(self.columns) == 1 and self == column(self.columns[0])
 
     @property
     def generates(self) -> bool:
-        """Whether the expression may generate several rows from one row, like ``explode``."""
+        """Return whether the expression may generate several rows from one row, like ``explode``."""
         return any(node.kind == "call" and node.value in GENERATORS for node in self.tree.walk())
 
     def slice(self, node: Tree) -> Expression:

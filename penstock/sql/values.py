@@ -52,9 +52,9 @@ class Rows:
 
     table: pa.Table
     fails: bool = False
-    """Whether a calculation could fail for other values of the same types."""
+    """True if a calculation could fail for other values of the same types."""
     ansi: bool = False
-    """Whether Spark would compute a different type outside of ANSI mode."""
+    """True if Spark would compute a different type outside of ANSI mode."""
 
     def column(self, name: str) -> Value:
         """Return a column of the table."""

@@ -57,7 +57,7 @@ class CaseResult:
 
     @property
     def passed(self) -> bool:
-        """Whether all expectations were met."""
+        """Return whether all expectations were met."""
         return not self.lines
 
 

@@ -26,7 +26,7 @@ class FilesTests:
     """The contract of `penstock.checkpointing.files.Files`. Each test has its own directory."""
 
     exclusive: ClassVar[bool] = True
-    """Whether only one of several writers can create a file at the same moment."""
+    """True if only one of several writers can create a file at the same moment."""
 
     @pytest.fixture
     def files(self) -> Files:

@@ -77,7 +77,7 @@ class WindowLayout:
 
     @property
     def fixed_size(self) -> bool:
-        """Whether no partial is a set or a sketch, whose size grows with the values."""
+        """Return whether no partial is a set or a sketch, whose size grows with the values."""
         return all(partial.kind not in GROWING for partial in self.partials)
 
     @property

@@ -136,7 +136,7 @@ EXPECTED = {
         "SELECT start, avg(mf01) AS mf01, avg(mf02) AS mf02, avg(mf03) AS mf03 FROM closed GROUP BY ALL"
     ),
 }
-"""What each query means; `start` is where the window starts, in microseconds."""
+"""The meaning of each query; `start` is the start of the window in microseconds."""
 
 
 def expected(query: str, tables: dict[str, pa.Table]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ class Page:
         self.requested: list[str] = []
         """The addresses that the page asked for."""
         self.errors: list[str] = []
-        """What the page's program complained about."""
+        """The errors and warnings of the page's program."""
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 

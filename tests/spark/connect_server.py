@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from tests.servers import processes
 
 NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
-"""What Spark's client imports; `pip install "penstock[connect]"` has it."""
+"""The modules that Spark's client imports; `pip install "penstock[connect]"` has it."""
 
 _HOME = Path(pyspark.__file__).parent
 _PATIENCE_S = 600.0  # a machine under load starts a server slowly

@@ -65,7 +65,7 @@ class Model:
 
     @property
     def waiting(self) -> int:
-        """How many keys wait."""
+        """Return the number of keys that wait."""
         return sum(len(queue.order) for queue in self.queues)
 
     def bucket(self, key: int) -> int:

@@ -115,7 +115,7 @@ PROVIDED_BY = {
 }
 """The packages that provide the modules of other names; all others are named like their module."""
 GUARDED = {"pcodec": "compression/codecs/agnostic.py", "pytest": "testing/"}
-"""What only the places named import, which say themselves that it is missing, or are for its users."""
+"""Modules that only the named places import; these places report a missing module, or are for its users."""
 
 
 def packages_of(requirements: list[str]) -> set[str]:

@@ -23,7 +23,7 @@ KINDS = range(10)
 OPEN, WAITING_FOR_PURCHASE, CLOSED = range(3)
 """The states of an item."""
 FEEDBACK, COMMENTS, SELLER_ITEMS, BUYER_ITEMS, WATCHED_ITEMS = 1, 2, 4, 8, 16
-"""What `get_user_info` reads, as bits of ``number``."""
+"""The parts that `get_user_info` reads, as bits of ``number``."""
 
 _ROWS_SHOWN = 25
 _AUCTIONS_CLOSED = 100

@@ -1,4 +1,4 @@
-"""Where the time of calls goes, and the share of estimates (H-Store Fig. 5.10).
+"""Measure the time of calls by part, and the share of estimates (H-Store Fig. 5.10).
 
     python -m benchmarks.paper.h_store.houdini_overhead [--transactions 8000] [--partitions 16]
         [--benchmarks tatp tatp_text tpcc auction_mark] [--singles 500]

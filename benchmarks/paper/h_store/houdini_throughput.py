@@ -66,7 +66,7 @@ PAPER_PLATEAU = {"tatp": "> 0.06", "tpcc": "> 0.3, a little less near 1", "aucti
 
 @dataclass(frozen=True)
 class Plan:
-    """What a predictor says: the base partition, the locked ones, and the query after which each ends."""
+    """A prediction: the base partition, the locked partitions, and the query after which each ends."""
 
     base: int
     locks: int

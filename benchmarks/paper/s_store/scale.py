@@ -1,4 +1,4 @@
-"""How much the figures of S-Store measure."""
+"""The scales of the figures of S-Store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured.
+    """The size of a measurement.
 
     Attributes
     ----------

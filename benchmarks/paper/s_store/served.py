@@ -45,12 +45,12 @@ _DIGEST = -1
 _NONE = -2
 """The number of no request."""
 _AT_ONCE = 4096
-"""How many requests a client that does not wait sends with one call."""
+"""The number of requests that a client that does not wait sends with one call."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What a server serves.
+    """The database that a server serves.
 
     Attributes
     ----------

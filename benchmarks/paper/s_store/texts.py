@@ -41,7 +41,7 @@ _WITHOUT_STREAMS = {
     "counted.emit(votes=totals[0].votes)": "return totals[0].votes",
     "@show.procedure(event=counted, returns": '@show.procedure(event="votes bigint NOT NULL", returns',
 }
-"""How Voter's procedures become three that a client calls one after the other: they return what they emit."""
+"""The edits that make Voter's procedures return what they emit, so that a client can call them in turn."""
 
 _BEGIN = "@db.procedure(event='id bigint, value bigint NOT NULL')\ndef begin(e, stage0):\n"
 

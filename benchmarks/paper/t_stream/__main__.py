@@ -50,7 +50,7 @@ RATE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured."""
+    """The size of a measurement."""
 
     count: int = 4_000
     latency_count: int = 16_000

@@ -1,4 +1,4 @@
-"""Where the time of a transaction goes (TStream Fig. 9).
+"""Measure the time of a transaction by part (TStream Fig. 9).
 
 All figures are nanoseconds of thread time a transaction: two threads spend two for each that passes. Peers
 count cycles themselves. Of the engine's modes the compute mode and the state access mode are timed from

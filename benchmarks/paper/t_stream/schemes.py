@@ -35,7 +35,7 @@ _COUNTS = 8
 
 @dataclass(frozen=True)
 class Timing:
-    """What a timed run counts.
+    """The counts of a timed run.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class FileFacts:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether this is the temporary file of an attempt that is running or was killed."""
+        """Return whether this is the temporary file of an attempt that is running or was killed."""
         return self.name.startswith(".") and self.name.endswith(".tmp")
 
 

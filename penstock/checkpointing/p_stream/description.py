@@ -43,7 +43,7 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 Start: TypeAlias = str | int | datetime
-"""Where a reader begins: ``earliest``, ``latest``, an offset, or the time of the first commit to read."""
+"""The start of a reader: ``earliest``, ``latest``, an offset, or the time of the first commit to read."""
 
 _OF_FILE_SYSTEMS: Final = frozenset({"lost+found"})
 """Entries that a new file system has."""

@@ -16,7 +16,7 @@ MAX_DIGITS = 16
 """The greatest number of digits of a number."""
 
 TOKEN_END, ANY_END = 256, 257
-"""Where a word ends: `TOKEN_END`, at the end of its letters or digits; `ANY_END`, at the end of the text."""
+"""The ends of a word: `TOKEN_END`, at the end of its letters or digits; `ANY_END`, at the end of the text."""
 
 ASCII_ZEROS = np.uint64(0x3030303030303030)
 """Eight times the digit 0."""

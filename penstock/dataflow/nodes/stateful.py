@@ -125,7 +125,7 @@ class UpdateQueue(Node):
 
     @property
     def needs_newest_only(self) -> bool:
-        """Whether a reader may drop all tuples of a micro-batch except the newest tuple of each key.
+        """Return whether a reader may drop all tuples of a micro-batch except the newest tuple of each key.
 
         The policies linecutting and freshest need all tuples, because they count the tuples of each key. A
         queue also needs all tuples if its options name a column of arrival times, weights or classes:

@@ -72,7 +72,7 @@ class Source(Node):
 
     @property
     def replayable(self) -> bool:
-        """Whether tuples can be read more than once."""
+        """Return whether tuples can be read more than once."""
         return self.kind in _REPLAYABLE
 
     def describe(self) -> str:

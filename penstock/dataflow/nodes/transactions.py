@@ -97,7 +97,7 @@ class Transactions(Node):
 
     @property
     def forwards(self) -> bool:
-        """Whether one transaction may need rows of several buckets."""
+        """Return whether one transaction may need rows of several buckets."""
         program = program_for(self.procedure, self.inputs[0].schema)
         return self.buckets != 1 and routing_attribute(program) is None
 

@@ -85,7 +85,7 @@ class Window(Node):
 
     @property
     def by_key(self) -> bool:
-        """Whether the operator serves only each group's most recent window, in the order of the policy."""
+        """Return whether only each group's most recent window is served, in policy order."""
         return self.options.by_key
 
     @property
@@ -95,7 +95,7 @@ class Window(Node):
 
     @property
     def closes_together(self) -> bool:
-        """Whether windows that end together are emitted together for all groups."""
+        """Return whether windows that end together are emitted together for all groups."""
         return not self.by_key and self.separate is None
 
     @property

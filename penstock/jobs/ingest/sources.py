@@ -24,7 +24,7 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ReadSizes:
-    """How much of a source is read at a time.
+    """The amounts of a source that are read at a time.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ class StoredDatabase:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether all buckets were loaded; the rows and transactions of damaged buckets are unknown."""
+        """Return whether all buckets were loaded; rows and transactions of damaged buckets are unknown."""
         return not any(bucket.survey.damage for bucket in self.buckets)
 
     @property

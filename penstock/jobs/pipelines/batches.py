@@ -69,7 +69,7 @@ class Batch:
 
     @property
     def did_something(self) -> bool:
-        """Whether rows were read or emitted."""
+        """Return whether rows were read or emitted."""
         return bool(self.rows_in or self.emitted or self.late or self.dropped or self.bad_records)
 
 

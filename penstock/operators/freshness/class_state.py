@@ -17,7 +17,7 @@ _SLICES = 4
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """How late the results of a class were in a stretch of time.
+    """The lateness of the results of a class in a stretch of time.
 
     Attributes
     ----------

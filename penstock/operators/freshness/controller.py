@@ -122,7 +122,7 @@ class Fit:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the numbers of tuples differed enough to tell the cost of a tuple from the fixed cost."""
+        """Return whether the numbers of tuples differed enough to separate both costs."""
         return self.variance > self._doubt
 
     @property
@@ -232,7 +232,7 @@ class ControllerState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How much a micro-batch serves.
+    """The limits for a micro-batch, and the state of its promises.
 
     Attributes
     ----------

@@ -68,7 +68,7 @@ class OverdueTimers:
 
     @property
     def active(self) -> bool:
-        """Whether a micro-batch runs."""
+        """Return whether a micro-batch runs."""
         return bool(self._timers)
 
     def begin(self, limits: Mapping[str, float], age_s: float = 0.0) -> None:

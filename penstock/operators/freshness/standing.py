@@ -1,4 +1,4 @@
-"""How well a micro-batch keeps a freshness promise."""
+"""The standing of a freshness promise after a micro-batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Standing:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the promise holds."""
+        """Return whether the promise holds."""
         return self.late_us <= (1.0 - self.share) * self.time_us
 
     @property

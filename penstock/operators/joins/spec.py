@@ -105,7 +105,7 @@ class JoinedStream:
 
     @property
     def has_deletes(self) -> bool:
-        """Whether a side marks deletes."""
+        """Return whether a side marks deletes."""
         return self.left.deleted is not None or self.right.deleted is not None
 
     def _results(self) -> pa.Schema:

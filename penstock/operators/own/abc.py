@@ -110,7 +110,7 @@ class Operator(ABC):
 
     @property
     def may_wait(self) -> bool:
-        """Whether `waiting` is overridden."""
+        """Return whether `waiting` is overridden."""
         return type(self).waiting is not Operator.waiting
 
 

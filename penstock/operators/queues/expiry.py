@@ -39,7 +39,7 @@ PASSES_PER_LIFE = 16
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """How long keys stay in the state after their last update, in units of the time column.
+    """The times to live of keys after their last update, in units of the time column.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Lives:
 
     @property
     def end(self) -> bool:
-        """Whether any key can ever leave."""
+        """Return whether any key can ever leave."""
         return self.key is not None or self.deleted is not None
 
 

@@ -210,7 +210,7 @@ class KeyRecords:
 
     @property
     def has_many_gone(self) -> bool:
-        """Whether so many keys have left that calling `keep` with the other keys is worth its cost."""
+        """Return whether so many keys have left that calling `keep` with the other keys is worth its cost."""
         return self._forgetting.should_forget(self._gone, len(self) - self._gone)
 
     def may_forget(self, kept: int) -> bool:

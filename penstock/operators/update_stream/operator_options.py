@@ -263,7 +263,7 @@ class QueueOptions(StateOptions):
 
     @property
     def costs_by_key(self) -> bool:
-        """Whether the cost of each key is measured."""
+        """Return whether the cost of each key is measured."""
         return self.cost == COST_BY_KEY
 
     @property
@@ -274,7 +274,7 @@ class QueueOptions(StateOptions):
 
     @property
     def may_conflate(self) -> bool:
-        """Whether older tuples of a key may be dropped before they reach the queue."""
+        """Return whether older tuples of a key may be dropped before they reach the queue."""
         return self.combine is not False and self.semantics == Semantics.UPDATE and self.late_to is None
 
 
@@ -359,7 +359,7 @@ class WindowOptions(StateOptions):
 
     @property
     def by_key(self) -> bool:
-        """Whether only each key's most recent window is emitted, in policy order."""
+        """Return whether only each key's most recent window is emitted, in policy order."""
         return self.mode != WindowMode.APPEND
 
     @property

@@ -63,12 +63,12 @@ class Estimate:
 
     @property
     def is_single(self) -> bool:
-        """Whether the transaction will need at most one partition."""
+        """Return whether the transaction will need at most one partition."""
         return self.partitions & (self.partitions - 1) == 0
 
     @property
     def needs_undo(self) -> bool:
-        """Whether the transaction needs an undo log from its start (OP3); true if the estimate is unsure."""
+        """Return whether the transaction needs an undo log from its start (OP3); true if unsure."""
         return not (self.is_single and self.is_complete and self.abort == 0.0)
 
 

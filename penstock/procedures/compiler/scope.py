@@ -80,7 +80,7 @@ class Scope:
 
     @property
     def is_top(self) -> bool:
-        """Whether the procedure is compiled alone, and is not called by another procedure."""
+        """Return whether the procedure is compiled alone, and is not called by another procedure."""
         return self.number == 0
 
     @property

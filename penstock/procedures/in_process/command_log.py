@@ -208,7 +208,7 @@ class CommandLog:
 
     @property
     def has_failed(self) -> bool:
-        """Whether calls could not be made durable."""
+        """Return whether calls could not be made durable."""
         return self._error is not None
 
     def append(self, call: Call) -> None:
@@ -302,7 +302,7 @@ class CommandLog:
 
     @property
     def checkpoint_is_due(self) -> bool:
-        """Whether a recovery would take long, because many calls follow the last checkpoint."""
+        """Return whether a recovery would take long, because many calls follow the last checkpoint."""
         return self._bytes > self.bytes_for_checkpoint or self._calls > self.calls_for_checkpoint
 
     def checkpoint(self, state: State) -> None:

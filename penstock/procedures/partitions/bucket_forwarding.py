@@ -126,7 +126,7 @@ class Forwarding:
 
     @cached_property
     def copies_buckets(self) -> bool:
-        """Whether the coordinator needs whole tables, because rows are unknown or a table is replicated."""
+        """Return whether the coordinator needs whole tables: rows are unknown, or a table is replicated."""
         route = find_route(self.program, self._placements, with_writes=True)
         known = all(isinstance(one, str) for keys in route.keys for one in keys.origins)
         is_exported = route.is_single or (known and len(self._placements) == len(self.program.tables))

@@ -25,7 +25,7 @@ from penstock.procedures.texts import Numbers
 __all__ = ["EventKeys", "Lookup"]
 
 _RESOURCES_PER_KEY = 16
-"""How many resource numbers there are for each key.
+"""The number of resource numbers for each key.
 
 More numbers mean fewer collisions, so fewer transactions are forwarded.
 """

@@ -67,7 +67,7 @@ class Route:
 
     @property
     def knows_rows(self) -> bool:
-        """Whether the event determines which rows a transaction may access, not only their partitions."""
+        """Return whether the event determines the rows of a transaction, not only their partitions."""
         known = all(None not in keys.origins for keys in self.keys)
         return self.obstacle is None and not self.writes and known
 

@@ -31,7 +31,7 @@ _BATCH = "streaming.sql.batchId"
 
 
 class Route(Enum):
-    """How rows reach the task of their bucket."""
+    """A route of rows to the task of their bucket."""
 
     SPARK = "through_spark"
     READERS = "packed_by_readers"

@@ -75,7 +75,7 @@ class OwnOperator:
 
     @property
     def follows_clock(self) -> bool:
-        """Whether the operator may ask for the time."""
+        """Return whether the operator may ask for the time."""
         return self.operator.uses_clock
 
     def new_state(self) -> OperatorState:

@@ -140,7 +140,7 @@ class QueryCopy:
 
     @property
     def has_later_rows(self) -> bool:
-        """Whether the sink of the old query may already have rows of later micro-batches."""
+        """Return whether the sink of the old query may already have rows of later micro-batches."""
         return max(list_numbers(self.old / _OFFSETS), default=self.batch) > self.batch
 
     def begin(self) -> None:

@@ -38,7 +38,7 @@ class TableView:
 
     @property
     def is_copied(self) -> bool:
-        """Whether each bucket has all rows."""
+        """Return whether each bucket has all rows."""
         return all(spec.partition_by is None for spec in self.tables if spec.name == self.table)
 
     def new_state(self) -> TableSet:

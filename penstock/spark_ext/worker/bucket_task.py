@@ -144,7 +144,7 @@ class Operator(Protocol[S]):
 
     @property
     def follows_clock(self) -> bool:
-        """Whether the output also depends on the clock."""
+        """Return whether the output also depends on the clock."""
 
     def new_state(self) -> S:
         """Return an empty state."""

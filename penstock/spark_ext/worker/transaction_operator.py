@@ -107,7 +107,7 @@ class TransactionOperator:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Whether this start has initial rows; empty buckets load them only if the first start had some."""
+        """Return whether this start has initial rows; empty buckets load them only if the first start did."""
         return {HAS_INITIAL_ROWS: self.initial is not None}
 
     @property

@@ -263,7 +263,7 @@ class WindowPlan(ABC):
 
     @property
     def ttl_panes(self) -> int | None:
-        """How long groups live without tuples, in panes; None for ever."""
+        """Return the time to live of groups without tuples, in panes; None for ever."""
         if self.options.ttl is None:
             return None
         return -(-parse_ms("ttl", self.options.ttl) // self.fragments.pane_ms)

@@ -198,7 +198,7 @@ class Footprints:
 
     @property
     def shares_numbers(self) -> bool:
-        """Whether statements may soon share a number. If so, the numbers in `rules` differ from `bit`."""
+        """Return whether statements may soon share a number; then numbers in `rules` differ from `bit`."""
         return len(self._bits) > MAX_STATEMENTS
 
     def rules(self) -> ConflictRules:

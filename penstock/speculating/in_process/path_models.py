@@ -12,7 +12,7 @@ __all__ = ["Access", "PathModel", "statement_of"]
 
 Key = tuple[Any, ...]
 _VERBS = {"read": True, "select": False, "delete": True}
-"""Whether a statement with this verb may access a row by its key.
+"""True if a statement with this verb may access a row by its key.
 
 Every change counts as a ``delete``, which changes all columns.
 """
@@ -66,7 +66,7 @@ class PathModel:
 
     @property
     def has_learned(self) -> bool:
-        """Whether the model has learned from a transaction."""
+        """Return whether the model has learned from a transaction."""
         return self._shape is not None
 
     def estimate(self, event: Mapping[str, Any]) -> Iterator[Access]:

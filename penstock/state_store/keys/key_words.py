@@ -159,7 +159,7 @@ class KeyCodec:
 
     @property
     def is_word(self) -> bool:
-        """Whether each key is a single word."""
+        """Return whether each key is a single word."""
         return self._widths == [1]
 
     def words(self, columns: Sequence[pa.Array[Any]]) -> Words:

@@ -184,7 +184,7 @@ class RowStore:
 
     @property
     def may_compact(self) -> bool:
-        """Whether `compact` would look for garbage."""
+        """Return whether `compact` would look for garbage."""
         return any(column.may_compact for column in self._columns)
 
     def compact(self, locations: Positions) -> None:

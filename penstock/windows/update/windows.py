@@ -98,7 +98,7 @@ class UpdateWindows:
         self._gone = np.zeros(0, np.int64)
         """Groups that left since the last `delta`."""
         self._names_groups = ttl is not None
-        """Whether units store the groups of their keys, because key numbers change when groups leave."""
+        """True if units store the groups of their keys, because key numbers change when groups leave."""
         self._empty()
 
     def _empty(self) -> None:

@@ -78,7 +78,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Places:
-    """Where state and p-streams are, as a user says it.
+    """The locations of state and p-streams, as a user writes them.
 
     Attributes
     ----------

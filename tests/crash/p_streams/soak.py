@@ -20,7 +20,7 @@ from tests.servers.processes import until
 
 _SAMPLES = 60
 _SLACK = 1.25
-"""How much larger the second half's peak may be than the first one's: releases come in bulk."""
+"""The greatest ratio of the second half's peak to the first half's: releases come in bulk."""
 
 
 def size_of(directory: Path) -> tuple[int, int]:

@@ -64,12 +64,12 @@ _KEYS: Final = 200
 _SCHEMA: Final = pa.schema({"k": pa.string(), "t": pa.int64(), "arrived": pa.timestamp("us", "UTC")})
 _TICK_S: Final = 0.25
 _SLACK: Final = 1.3
-"""How much larger the second half's use may be than the first one's."""
+"""The greatest ratio of the second half's use to the first half's."""
 _SLICE_S: Final = 150.0
 """Garbage of all kinds is deleted several times in such a time, also if it has a slow minute of the sink."""
 _SAMPLE_TICKS: Final = 20
 _BROKEN: Final = b"promise of freshness broken"
-"""What warnings in the log begin with."""
+"""The beginning of warnings in the log."""
 _MAX_FALSE: Final = 0.1
 """The share of reports of a kept promise that may say it is broken. The operator counts a result as late
 until its micro-batch has ended, so both differ where a promise is just kept."""
@@ -80,7 +80,7 @@ repeated one, a short one, and one that serves all. The measured promise shows t
 _LONGEST_START_S: Final = 60.0
 """Later micro-batches do not count as those of a start."""
 _AFTER_SLOW_S: Final = 60.0
-"""What waited for the slow sink is served in this time."""
+"""The time in which the rows that waited for the slow sink are served."""
 
 
 class _Process:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.spark]
 
 _SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
 _CUTS = int(os.environ.get("PENSTOCK_CRASH_CUTS") or 0)
-"""How many the long tests make; the short one makes one."""
+"""The number of power cuts of the long tests; the short test makes one."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,7 +17,7 @@ __all__ = ["Callers"]
 
 _MIN_CALLS = 3
 _LOOK_S = 1.0
-"""How long a caller waits between checks whether to give up."""
+"""The interval at which a caller checks whether to give up."""
 
 
 class Callers:
@@ -53,7 +53,7 @@ class Callers:
         self._ending, self._given_up = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(count)
         self.calls: dict[str, tuple[str, dict[str, Any]]] = {}
-        """What was called, by the ids of requests."""
+        """The calls by the ids of their requests."""
         self.asked_again = 0
         self._running = [
             self._pool.submit(self._call, number, random.Random(f"{seed} {number}"))

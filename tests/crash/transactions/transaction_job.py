@@ -39,7 +39,7 @@ MAX_ROWS = 1500
 NUMBER = "number"
 KEYS = 60
 IS_LONG = bool(os.environ.get("PENSTOCK_LONG"))
-"""Whether more queries run: a workflow, a single procedure, and transactions that need several buckets."""
+"""True if more queries run: a workflow, a single procedure, and transactions that need several buckets."""
 CALLS = "calls"
 """The directory of a flow's requests."""
 ONLY = "PENSTOCK_CRASH_FLOWS"
@@ -48,7 +48,7 @@ ONLY = "PENSTOCK_CRASH_FLOWS"
 
 @dataclass(frozen=True)
 class Flow:
-    """What one query runs.
+    """The program, input and options of one query.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ _ELSEWHERE = re.compile(
     r"\b(rand\w*|aes_encrypt(?!.*('ECB'|unhex))|uuid|shuffle|uniform|now|local\w+|cur\w+|user|session_user)\b|unix_timestamp\(\)|\w+_id\(",
     re.IGNORECASE,
 )
-"""What is something else at every call, or in every query; an initial vector is random unless it is given."""
+"""Calls whose value differs by call or query; an initial vector is random unless it is given."""
 
 
 def check(case: Case) -> None:

@@ -39,7 +39,7 @@ _AGGREGATES = [
     "count(DISTINCT {})", "sum({}) FILTER (WHERE k = 'b')", "avg({}) + count(*)",
 ]  # fmt: skip
 _OF_ANY = ("avg", "min", "max", "cou")
-"""What aggregates of numbers begin with that may have a sum beyond 64 bits."""
+"""The first letters of aggregates whose sum may exceed 64 bits."""
 _BY_WINDOW = ["sum(a0)", "avg(a0)", "max(a0)", "min(a0)", "count(*)", "stddev(a0)"]
 _TEAMS = pa.table({"k": ["a", "b", "z", "y"], "team": ["red", "blue", "red", None]})
 _LAST = 100_000

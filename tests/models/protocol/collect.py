@@ -39,7 +39,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class Facts:
-    """What is known to be durable.
+    """The facts that are known to be durable.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ def of_input(clock: VectorClock, operator: str, origin: VectorClock) -> VectorCl
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where a p-unit lies in its stream, from `offset` up to `end`, and its clock."""
+    """The place of a p-unit in its stream, from `offset` up to `end`, and its clock."""
 
     stream: str
     offset: int

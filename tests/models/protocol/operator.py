@@ -18,7 +18,7 @@ __all__ = ["FTOperator", "Function", "Pending", "Restart", "Send", "Snapshot"]
 
 
 class Function(Protocol):
-    """What an operator computes: deterministic, without side effects, one tuple after the other.
+    """The function of an operator: deterministic, without side effects, one tuple after the other.
 
     States are immutable values. The tuples of each input are ordered by `time`, and so are the results.
     """
@@ -51,7 +51,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Where an operator starts again: what a snapshot holds beside queues, results and state.
+    """The position at which an operator restarts: a snapshot without queues, results and state.
 
     Parameters
     ----------

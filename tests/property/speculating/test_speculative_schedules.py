@@ -1,4 +1,4 @@
-"""What a scheduler keeps of speculative transactions equals a serial order; tracking tables match queries."""
+"""The speculative transactions that a scheduler keeps equal a serial order; tracking tables match queries."""
 
 from __future__ import annotations
 

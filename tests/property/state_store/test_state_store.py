@@ -132,7 +132,7 @@ class Workers(RuleBasedStateMachine):
         self.retained = 0
         """The oldest version that every pointer that ever arrived retains."""
         self.snapshots: list[Pointer] = []
-        """What any attempt ever began."""
+        """The snapshots that any attempt began."""
         self.stalled: list[tuple[Worker, LoadedState[Any]]] = []
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(os, "fsync", lambda descriptor: None)

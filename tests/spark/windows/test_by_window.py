@@ -44,7 +44,7 @@ MADE = Windows(f"epoch_us({TIME})", 6, 2, "FROM nexmark").sql(
     avg(price) AS mean, count(price) AS priced FROM closed GROUP BY ALL"""
 )
 LAST = "start + 4000000 AS start"
-"""Where the window of a join starts: it is the last slide of those that are joined."""
+"""The start of a joined window, which is the last slide of the windows that are joined."""
 
 
 def folded() -> Graph:

@@ -1,4 +1,4 @@
-"""What the chooser decides, when it decides again, and what happens when it was wrong."""
+"""The chooser's decisions, its later decisions, and its recovery from wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console of the local engine shows."""
+"""The console of the local engine shows rows as Spark's console does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What concurrent clients of a database see could have happened one call after the other."""
+"""Concurrent clients of a database see results that a serial order of their calls could give."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def java_says(version: str) -> str:
 
 @dataclass
 class Result:
-    """What a script did."""
+    """The outcome of a script."""
 
     code: int
     out: str

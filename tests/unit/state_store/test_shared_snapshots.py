@@ -18,7 +18,7 @@ from tests.checkpoints.states import DictState, Later, content_of, links_of
 from tests.long_tests import long_but
 
 COMMITS = 16
-"""How many commits may adopt a snapshot."""
+"""The number of commits that may adopt a snapshot."""
 
 FEW_DELTAS = SnapshotRule(max_deltas=3)
 

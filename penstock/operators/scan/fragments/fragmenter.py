@@ -187,7 +187,7 @@ class Fragmenter:
 
     @property
     def _numbered(self) -> bool:
-        """Whether the number of a group is its place in the table; changes only with a new table."""
+        """Return whether the number of a group is its place in the table; changes only with a new table."""
         return len(self._codes) == 1 and not self._codes[0].direct and not self._hashed
 
     def _enter(self, size: int) -> None:

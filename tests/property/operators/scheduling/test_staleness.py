@@ -26,7 +26,7 @@ START = 1_000
 
 @dataclass(frozen=True)
 class Step:
-    """What happens after `gap`: keys arrive, tuples are served (some arrive meanwhile), meters are read."""
+    """A step after `gap`: keys arrive, tuples are served (some arrive meanwhile), meters are read."""
 
     gap: int
     keys: tuple[int, ...] = ()

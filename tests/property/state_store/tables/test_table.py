@@ -21,7 +21,7 @@ from tests.checkpoints.tables import DictTable
 from tests.samples.columns import KINDS
 
 SCRATCH = next((path for path in [Path("/dev/shm")] if path.is_dir()), None)
-"""Where RocksDB need not wait for a disk, if there is such a place."""
+"""A directory in memory, if there is one, so that RocksDB does not wait for a disk."""
 
 _KEYS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int64(): st.sampled_from([0, 1, 2, -1, 255, 256, -(1 << 63), (1 << 63) - 1]),

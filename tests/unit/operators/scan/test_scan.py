@@ -1,4 +1,4 @@
-"""What is pushed down into a p-stream's reader."""
+"""Filters, projections and aggregates are pushed down into a p-stream's reader."""
 
 from __future__ import annotations
 

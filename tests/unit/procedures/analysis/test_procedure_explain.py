@@ -1,4 +1,4 @@
-"""What `explain` says of procedures and databases."""
+"""`explain` describes procedures and databases."""
 
 from __future__ import annotations
 

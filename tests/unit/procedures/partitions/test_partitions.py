@@ -1,4 +1,4 @@
-"""What a database in partitions refuses, says of itself, and keeps."""
+"""A database in partitions refuses wrong options, explains itself, and keeps its tables."""
 
 from __future__ import annotations
 
