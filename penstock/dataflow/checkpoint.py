@@ -83,8 +83,8 @@ def check_same_shape(new: Sequence[str], old: Sequence[str], directory: GraphDir
         was, now = differ
     raise InvalidUsageError(
         "the checkpoint belongs to another graph, or to another plan of this graph",
-        hint="undo the change of the graph, the engine, the statistics or persist, or set another checkpoint; "
-        "only the sink, and operators without state after the last p-stream, may change",
+        hint="undo the change of the graph, the engine, the statistics or persist, or set another "
+        "checkpoint; only the sink, and operators without state after the last p-stream, may change",
         checkpoint=directory.location,
         was=was,
         now=now,
