@@ -79,7 +79,6 @@ def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
 
 
 def _tables(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, TableSection]]:
-    """Yield the static tables of the pipeline, and their paths."""
     if pipeline.lookup is not None:
         yield ("lookup", "table"), pipeline.lookup.table
     if pipeline.database is not None:

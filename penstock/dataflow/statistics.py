@@ -239,7 +239,6 @@ def _plain_bytes(table: pa.Table) -> float:
 
 
 def _values_bytes(values: pa.Array[Any]) -> float:
-    """Return the bytes of an array's values."""
     width = fixed_bytes(values.type)
     return float(values.nbytes) if width is None else width * len(values)
 

@@ -331,7 +331,6 @@ def _note(outcome: _Outcome, reader: ProgressReader, moment: int) -> None:
 
 
 def _view(outcome: _Outcome, moment: int) -> Table:
-    """Return the live view of one query."""
     observer = outcome.observer
     sample = observer.samples(np.array([moment]))[0]
     elapsed = max(moment - outcome.start_us, 0) / 1e6

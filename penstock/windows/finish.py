@@ -105,7 +105,6 @@ class Finish:
 
     @property
     def _made_names(self) -> Iterable[str]:
-        """The computed columns."""
         return next((step for step in reversed(self.steps) if not isinstance(step, str)), self.output.names)
 
     def schemas(self) -> list[pa.Schema] | None:

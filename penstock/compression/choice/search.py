@@ -177,7 +177,6 @@ def can_code(values: Ints, cascade: Cascade) -> bool:
 
 
 def _text_candidates(stats: ColumnStats, goal: Goal) -> Iterator[Cascade]:
-    """Yield the candidates for the bytes of texts."""
     if stats.runs == 1:
         yield ("constant",)
         return

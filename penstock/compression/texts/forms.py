@@ -137,7 +137,6 @@ class _Learner:
         self._bits = 0.0
 
     def forms(self) -> Forms:
-        """Return the forms of the texts."""
         top = Piece(LITERAL)
         self._learn_followers(top, [(text, 0) for text in self._texts])
         if top.ends:

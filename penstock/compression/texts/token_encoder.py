@@ -156,7 +156,6 @@ class _Encoder:
         self._total += size
 
     def streams(self) -> tuple[Ints, ...]:
-        """Return the streams of all texts."""
         pieces = [self._total]
         lengths, words, counts = [], [], []
         for piece, text, node, count in zip(

@@ -28,7 +28,6 @@ __all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
 
 
 def _output_columns(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
-    """Return the output columns of a queue."""
     served = _served_columns(schema, options)
     if options.delete_ttl is not None and options.delete_when is None and DELETED_COLUMN not in schema.names:
         raise InvalidUsageError("delete_ttl is for streams with deletes", hint="pass delete_when, too")

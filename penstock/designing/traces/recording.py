@@ -206,7 +206,6 @@ class _ProcedureTraceBuilder:
         self.aborted: list[bool] = []
 
     def add(self, queries: Sequence[RecordedQuery], *, aborted: bool) -> None:
-        """Add a transaction."""
         for name, key in queries:
             place = self.names.setdefault(name, len(self.names))
             self.query.append(place)
@@ -215,7 +214,6 @@ class _ProcedureTraceBuilder:
         self.aborted.append(aborted)
 
     def build(self, tables: Mapping[str, TableSpec]) -> ProcedureTrace:
-        """Return the trace."""
         names = tuple(self.names)
         keys = {
             place: [

@@ -116,7 +116,6 @@ def check_pipeline(
 
 
 def _graph_with_functions(pipeline: Pipeline, document: Document) -> Graph:
-    """Return a pipeline's graph with the functions that the pipeline names."""
     from functools import partial
 
     from penstock.jobs.pipelines.functions import import_function

@@ -41,7 +41,6 @@ AtOption = Annotated[
 
 
 def _tables(texts: Iterable[str]) -> dict[str, str]:
-    """Return the columns of each table."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, columns = text.partition("=")

@@ -220,13 +220,11 @@ def _sources(pipeline: Pipeline) -> list[tuple[FieldPath, Source]]:
 
 
 def _names(pipeline: Pipeline) -> list[str]:
-    """Return the names of the sources in the graph."""
     others = [] if pipeline.union is None else list(pipeline.union.inputs)
     return [SOURCE, *others, *([] if pipeline.join is None else [OTHER])]
 
 
 def _columns(places: Places, name: str, section: Source | TableSection) -> pa.Schema:
-    """Return the columns of a source or table."""
     if name in places.inputs:
         return as_arrow_of_spark(places.inputs[name].schema)
     return schema_of(section)

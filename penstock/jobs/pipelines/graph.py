@@ -171,7 +171,6 @@ class _Builder:
     binding: Binding
 
     def build(self) -> Graph:
-        """Return the graph."""
         pipeline = self.pipeline
         flow = self._input(pipeline, SOURCE)
         if pipeline.lookup is not None:

@@ -188,7 +188,6 @@ def check_headers(pipeline: Pipeline, document: Document) -> None:
 
 
 def _file_sections(pipeline: Pipeline) -> list[tuple[FieldPath, FilesSource | TableSection]]:
-    """Return the sections that read files, and their paths."""
     found: list[tuple[FieldPath, FilesSource | TableSection]] = [
         (path, source) for path, source in sources_of(pipeline).values() if isinstance(source, FilesSource)
     ]

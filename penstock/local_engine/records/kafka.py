@@ -226,7 +226,6 @@ class KafkaInput(RecordInput):
         return self._bounds
 
     def _find_partitions(self) -> list[Partition]:
-        """Return the partitions to read, in order."""
         if monotonic_s() >= self._partitions_until_s:
             topics = self._consumer.list_topics(timeout=_ANSWER_S).topics
             for name in {*self._options.topics, *(topic for topic, _ in self._options.partitions)}:

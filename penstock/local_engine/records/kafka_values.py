@@ -160,7 +160,6 @@ def check_text_types(source: KafkaSource, schema: pa.Schema) -> None:
 
 
 def _decoded_columns(source: KafkaSource, schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a source's decoded values."""
     changes = parse_schema(CHANGE_COLUMNS).names if source.has_changes else []
     own = len(changes) + len(source.kafka_columns)
     return pa.schema(list(schema)[: len(schema) - own])

@@ -293,7 +293,6 @@ class Statements(Sets, Selections, Calls):
             self.scope.assigned.add(name)
 
     def _remember(self, node: ast.AST, name: str, value: Value | Nothing) -> None:
-        """Write a value into a variable."""
         if isinstance(value, Nothing):
             self.facts.nullable.add(name)
             self.out.line(f"{name} = {zero(self.facts.kinds.get(name, Kind.INTEGER))}")

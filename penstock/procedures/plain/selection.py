@@ -92,7 +92,6 @@ class PlainSelection:
         return PlainSelection(self._table, self._index, tuple(parts), *bounds)
 
     def _keys(self) -> list[tuple[Any, ...]]:
-        """Return the keys of the rows, in order."""
         width = len(self._equal)
         equal = self._words(self._equal, 0)
         low, high = (

@@ -108,7 +108,6 @@ class Workflow:
                     )
 
     def _emits(self, procedure: Procedure) -> list[str]:
-        """Return the streams that a procedure, or a trigger in it, emits into."""
         return list(self.catalog.find_dependencies([procedure.text]).streams)
 
     def _next(self, procedure: Procedure) -> list[Procedure]:

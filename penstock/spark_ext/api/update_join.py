@@ -295,7 +295,6 @@ def plan_join(
 
 
 def _output(left: StructType, right: StructType, joined: JoinedStream) -> StructType:
-    """Return the columns of results."""
     known = {*joined.left.key, joined.left.time}
     own = [one for one in left if one.name != joined.left.deleted]
     output = StructType(

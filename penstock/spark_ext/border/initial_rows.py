@@ -113,7 +113,6 @@ class InitialRows:
 def _partition(
     rows: pa.Table, table: str, partition_by: str, buckets: int, route: pa.DataType | None
 ) -> Iterable[tuple[int, pa.Table]]:
-    """Yield the rows of each bucket."""
     if buckets == 1:
         yield 0, rows
         return

@@ -209,7 +209,6 @@ class _RowWriter(DataSourceStreamWriter):
 
 
 def _batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield rows as Arrow batches."""
     arrow = as_arrow_schema(schema)
     convert = [_converter(field.dataType) for field in schema]
     while some := list(islice(rows, _ROWS_OF_A_BATCH)):

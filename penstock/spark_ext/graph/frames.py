@@ -311,7 +311,6 @@ class Frames:
         return Stateful.plan(self._spark, node.state_name, self._locate(StateOptions()))
 
     def _plan_windows(self, node: Node, buckets: int) -> PlannedWindows:
-        """Return the plan of an aggregate's windows."""
         above = node.inputs[0]
         if isinstance(node, Aggregate):
             return plan_count_windows(node, self._build(above), buckets)

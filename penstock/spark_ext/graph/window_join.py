@@ -267,7 +267,6 @@ def _open(rows: DataFrame, side: int) -> DataFrame:
 
 
 def _replace_side(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
-    """Return rows with new columns for one side."""
     struct = sf.when(sf.col(ROW_SIDE) == side, sf.struct(*columns)).alias(STRUCTS[side])
     names = [struct if name == STRUCTS[side] else sf.col(name) for name in rows.columns]
     return _open(rows, side).select(*names)

@@ -269,7 +269,6 @@ def _local(location: str | os.PathLike[str]) -> Path:
 
 
 def _query_in(checkpoint: Path) -> str:
-    """Return the id of a checkpoint's query."""
     if (checkpoint / "queries").is_dir():
         raise InvalidUsageError(
             "this is the checkpoint of a graph, which cannot be copied",

@@ -187,7 +187,6 @@ class TransactionOperator:
                 )
 
     def _ordered(self, parcels: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the rows of parcels, in order."""
         if self.reader is None:
             if parcels:
                 yield sort_rows(parcels, len(self.needed), with_places=self.forwarding is not None)
