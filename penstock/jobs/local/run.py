@@ -175,6 +175,8 @@ def _batch(done: LocalBatch) -> Batch:
         dropped=metrics.dropped,
         bad_records=done.bad_records,
         waiting_keys=metrics.waiting_keys,
+        committed=metrics.committed,
+        rejected=metrics.rejected,
         duration_ms=round(done.duration_ms),
         new_input=done.new_input,
         staleness_ms=stale["avg"],

@@ -104,7 +104,7 @@ class _Statement:
             statement, count = _number_placeholders(first.value)
             trees = [tree for tree in sqlglot.parse(statement, dialect="spark") if tree is not None]
         except SqlglotError as error:
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0].removesuffix(".")
             raise text.wrong(
                 call, "a statement of SQL cannot be read", f"SQL's parser says: {reason}"
             ) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -37,6 +37,15 @@ def as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str)
         )
     arrays = {}
     for name, values in rows.items():
+        # Arrow would take the characters of a text as values.
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            raise InvalidUsageError(
+                "a column is not a list of values",
+                of=owner,
+                column=name,
+                type=type(values).__name__,
+                hint="pass a list with a value for each row",
+            )
         with arrow_errors(owner, column=str(name)):
             arrays[name] = pa.array(values)
     lengths = {name: len(array) for name, array in arrays.items()}

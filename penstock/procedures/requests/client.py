@@ -16,7 +16,7 @@ from penstock.ddl import schema_text
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.procedures.compiler.program import REJECTED, event_schema, result_schema
 from penstock.procedures.in_process.arrow_rows import check_named
-from penstock.procedures.requests.messages import ANSWERS, REQUESTS, decode_values, encode_values
+from penstock.procedures.requests.messages import ANSWERS, REQUESTS, decode_values, encode_event
 from penstock.procedures.requests.programs import request_program
 from penstock.procedures.schema import lacks_attribute
 from penstock.units import parse_duration_us
@@ -134,16 +134,14 @@ class RequestClient:
         schema = event_schema(request_program(self._catalog, procedure).event)
         if missing := [name for name in schema.names if name not in attributes]:
             raise lacks_attribute(procedure, missing[0], schema)
-        try:
-            arguments = encode_values({name: attributes[name] for name in schema.names})
-        except TypeError as error:
-            raise InvalidUsageError(
-                "an attribute does not fit", procedure=procedure, reason=str(error)
-            ) from error
+        arguments = encode_event(procedure, {name: attributes[name] for name in schema.names})
         if decode_values([arguments], schema)[1]:
+            misfit = next(field.name for field in schema if decode_values([arguments], pa.schema([field]))[1])
             raise InvalidUsageError(
                 "an attribute does not fit",
                 procedure=procedure,
+                attribute=misfit,
+                type=type(attributes[misfit]).__name__,
                 hint=f"the procedure's event is {schema_text(schema)}",
             )
         rows = {"id": [request_id], "procedure": [procedure], "arguments": [arguments]}

@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.compression.empty_rows import rows_without_columns
+from penstock.errors import InvalidUsageError
 
-__all__ = ["ANSWERS", "REQUESTS", "decode_values", "encode_values"]
+__all__ = ["ANSWERS", "REQUESTS", "decode_values", "encode_event", "encode_values"]
 
 REQUESTS = pa.schema([
     pa.field("id", pa.string(), nullable=False),
@@ -48,6 +49,24 @@ def encode_values(values: Mapping[str, Any]) -> str:
         If no column can hold the type of a value.
     """
     return json.dumps(values, default=_text, separators=(",", ":"))
+
+
+def encode_event(procedure: str, attributes: Mapping[str, Any]) -> str:
+    """Return the attributes of a procedure's event as a JSON object.
+
+    Raises
+    ------
+    InvalidUsageError
+        If no column can hold the type of an attribute.
+    """
+    for name, value in attributes.items():
+        try:
+            encode_values({name: value})
+        except TypeError as error:
+            raise InvalidUsageError(
+                "an attribute does not fit", procedure=procedure, attribute=name, reason=str(error)
+            ) from error
+    return encode_values(attributes)
 
 
 def _text(value: object) -> str:

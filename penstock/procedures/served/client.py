@@ -17,7 +17,7 @@ from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.procedures.in_process.arrow_rows import as_arrow, check_named, find_unheld
 from penstock.procedures.replicas.lag import Lag
-from penstock.procedures.requests.messages import REQUESTS, encode_values
+from penstock.procedures.requests.messages import REQUESTS, encode_event
 from penstock.procedures.served.messages import (
     ANSWER,
     CALL,
@@ -144,12 +144,7 @@ class DatabaseClient:
             If there is no answer in time.
         """
         check_named(procedure, positional)
-        try:
-            arguments = encode_values(attributes)
-        except TypeError as error:
-            raise InvalidUsageError(
-                "an attribute does not fit", procedure=procedure, reason=str(error)
-            ) from error
+        arguments = encode_event(procedure, attributes)
         rows = pa.table({"id": [request_id], "procedure": [procedure], "arguments": [arguments]}, REQUESTS)
         end, pause_s = monotonic_s() + self._timeout_s, _SHORTEST_PAUSE_S
         while True:

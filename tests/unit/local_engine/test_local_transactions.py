@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from penstock import _failpoints
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.local.pipeline import open_pipeline
+from penstock.jobs.local.run import run_local
+from penstock.jobs.pipelines.batches import summary_line
 from penstock.jobs.pipelines.run import run_to_end
 from tests.long_tests import long_but
 
@@ -113,3 +116,16 @@ def test_transactions_are_those_of_a_serial_run_over_crashes(tmp_path: Path, buc
     expected = run_serially(rows)
     assert {reason for _, _, reason in expected} == {None, "short"}
     assert results(tmp_path) == expected
+
+
+def test_a_run_shows_committed_and_rejected_transactions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = transfers(100)
+    with PStreamWriter(tmp_path / "in", TRANSFERS, threads=1) as writer:
+        writer.append(rows)
+    rejected = sum(rejection is not None for _, _, rejection in run_serially(rows))
+    assert 0 < rejected < 100
+    totals = run_local(pipeline(tmp_path))
+    assert re.search(rf"in +100 +committed +{100 - rejected} +rejected {rejected} ", capsys.readouterr().err)
+    assert summary_line(totals) == f"1 batch, 100 rows in, {100 - rejected} committed, {rejected} rejected"

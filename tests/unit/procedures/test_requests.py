@@ -235,12 +235,12 @@ def test_a_client_refuses_what_no_query_would_run(tmp_path: Path) -> None:
             with pytest.raises(InvalidUsageError) as caught:
                 client.call(name, id=1)
             assert why in str(caught.value)
-        for given in (
-            {"id": 1},
-            {"id": "1", "amount": 1, "at": None},
-            {"id": 1, "amount": 1, "at": object()},
+        for given, why in (
+            ({"id": 1}, "lacks an attribute: procedure=pay attribute=amount"),
+            ({"id": 1, "amount": "1", "at": None}, "procedure=pay attribute=amount type=str. Hint: the"),
+            ({"id": 1, "amount": 1, "at": object()}, "procedure=pay attribute=at reason=object has no form"),
         ):
-            with pytest.raises(InvalidUsageError, match="attribute"):
+            with pytest.raises(InvalidUsageError, match=why):
                 client.call("pay", **given)
         with pytest.raises(InvalidUsageError, match="waits for no such request"):
             client.wait("x")

@@ -96,6 +96,7 @@ def test_what_is_no_access_is_refused_where_it_stands(statement: str) -> None:
         reads = statement.startswith("SELECT")
         procedure_of(f"n = 1\nfor x in {call}:\n    pass" if reads else f"n = 1\n{call}", market())
     assert f"line=3 column={14 if reads else 5}" in str(caught.value)
+    assert not str(caught.value).endswith("..")
 
 
 def test_a_statement_of_no_literal_text_or_in_the_wrong_place_is_refused() -> None:

@@ -271,6 +271,13 @@ def test_an_error_of_a_value_names_its_column_and_not_the_value() -> None:
         db.load("accounts", {"id": [1], "balance": [object()]})
     with pytest.raises(InvalidUsageError, match="column=id reason=it has nulls where none may be"):
         db.load("accounts", {"id": [None], "balance": [1]})
+    for value, kind in ((1, "int"), ("secret", "str"), (None, "NoneType")):
+        with pytest.raises(InvalidUsageError) as caught:
+            db.load("accounts", {"id": value, "balance": [1]})
+        assert str(caught.value) == (
+            f"a column is not a list of values: of=accounts column=id type={kind}. "
+            "Hint: pass a list with a value for each row."
+        )
 
 
 @pytest.mark.parametrize("plain", [False, True])

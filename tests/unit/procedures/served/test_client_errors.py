@@ -45,3 +45,8 @@ def test_an_attribute_that_cannot_be_sent_is_named() -> None:
             InvalidUsageError, match=r"procedure=pay column=amount type=int\. Hint: integers are"
         ):
             client.call("pay", id=1, amount=wrong)
+        wrong = object()
+        with pytest.raises(
+            InvalidUsageError, match=r"procedure=pay attribute=amount reason=object has no form in JSON\.$"
+        ):
+            client.call_once("a", "pay", id=1, amount=wrong)
