@@ -2,7 +2,7 @@
 
 python -m benchmarks.databases.database_recovery
 
-Each transaction moves an amount between two of 100,000 accounts. The log has no version of the tables, so all
+Each transaction moves an amount between two of the accounts. The log has no version of the tables, so all
 transactions are run again. They were called in tables of so many rows each, as `run` and groups of `submit`
 make them. The log is in memory (/dev/shm) if possible, so that it waits for no disk. CPU seconds are those of
 the process with all its threads.
@@ -29,7 +29,7 @@ __all__ = ["recovery_s", "report"]
 RESULT = REPOSITORY / "benchmarks" / "results" / "database_recovery.txt"
 GROUPS = (1_000, 10_000)
 _MEMORY = Path("/dev/shm")
-_ACCOUNTS = 100_000
+ACCOUNTS = 100_000
 _BALANCE = 1_000
 
 
@@ -49,7 +49,7 @@ def bank() -> Database:
     return made
 
 
-def recovery_s(transactions: int, group: int) -> tuple[float, float]:
+def recovery_s(transactions: int, group: int, accounts: int = ACCOUNTS) -> tuple[float, float]:
     """Return the seconds and the CPU seconds of an `open` that runs so many transactions again."""
     draw = np.random.default_rng(1)
     checkpoint = CommandLog.calls_for_checkpoint, CommandLog.bytes_for_checkpoint
@@ -58,11 +58,11 @@ def recovery_s(transactions: int, group: int) -> tuple[float, float]:
     try:
         with tempfile.TemporaryDirectory(prefix="penstock-recovery-", dir=inside) as place:
             db = bank().open(place)
-            ids = np.arange(_ACCOUNTS)
-            db.load("accounts", {"id": ids, "balance": np.full(_ACCOUNTS, _BALANCE)})
+            ids = np.arange(accounts)
+            db.load("accounts", {"id": ids, "balance": np.full(accounts, _BALANCE)})
             for begin in range(0, transactions, group):
                 count = min(group, transactions - begin)
-                source, target = draw.integers(0, _ACCOUNTS, (2, count))
+                source, target = draw.integers(0, accounts, (2, count))
                 db.run("transfer", pa.table({"source": source, "target": target, "amount": source % 7}))
             expected = db.table("accounts")
             assert db._log is not None
@@ -77,14 +77,15 @@ def recovery_s(transactions: int, group: int) -> tuple[float, float]:
     return took
 
 
-def report(transactions: int, groups: Sequence[int]) -> Iterator[str]:
+def report(transactions: int, groups: Sequence[int], accounts: int = ACCOUNTS) -> Iterator[str]:
     """Return the lines of the result."""
-    yield from report_head(f"python -m benchmarks.databases.database_recovery --transactions {transactions}")
+    command = f"python -m benchmarks.databases.database_recovery --transactions {transactions}"
+    yield from report_head(command + (f" --accounts {accounts}" if accounts != ACCOUNTS else ""))
     yield f"{transactions:,} transactions are run again"
     yield f"{'rows a call':>12}{'s':>10}{'CPU s':>10}{'M/s':>10}"
-    recovery_s(1_000, 100)  # compiles
+    recovery_s(1_000, 100, accounts)  # compiles
     for group in groups:
-        took_s, cpu_s = recovery_s(transactions, group)
+        took_s, cpu_s = recovery_s(transactions, group, accounts)
         yield f"{group:>12,}{took_s:>10.1f}{cpu_s:>10.1f}{transactions / took_s / 1e6:>10.2f}"
     yield from report_foot()
 
@@ -93,10 +94,11 @@ def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--transactions", type=int, default=10_000_000)
+    parser.add_argument("--accounts", type=int, default=ACCOUNTS)
     parser.add_argument("--groups", type=int, nargs="*", default=GROUPS)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    print_and_save(report(options.transactions, options.groups), options.out)
+    print_and_save(report(options.transactions, options.groups, options.accounts), options.out)
 
 
 if __name__ == "__main__":

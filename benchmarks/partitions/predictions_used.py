@@ -18,7 +18,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,34 @@ from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.predicted.prediction import Prediction, TransactionPredictor
 from penstock.procedures.texts import Numbers
 
-__all__ = ["PROCEDURES", "WAYS", "branches", "measure", "open_ways", "report"]
+__all__ = ["PROCEDURES", "WAYS", "Sizes", "branches", "measure", "open_ways", "report"]
 
 RESULT = REPOSITORY / "benchmarks" / "results" / "predictions_used.txt"
-BRANCHES, ACCOUNTS, PARTITIONS = 16, 1_000, 2
-CALL = 40_000
-TRACE = 300
+BRANCHES, PARTITIONS = 16, 2
 PROCEDURES = ("audit", "settle")
 WAYS = ("no predictions", "routing attribute", "predictor", "with undo log")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of the benchmark.
+
+    Attributes
+    ----------
+    accounts : int
+        The accounts of each branch.
+    call : int
+        The transactions of a call.
+    trace : int
+        The transactions that train the predictor.
+    each : int
+        The rows that a transaction accesses.
+    """
+
+    accounts: int = 1_000
+    call: int = 40_000
+    trace: int = 300
+    each: int = 300
 
 
 def branches() -> Database:
@@ -75,21 +95,21 @@ def branches() -> Database:
     return database
 
 
-def rows() -> dict[str, dict[str, Any]]:
-    """Return the rows of the tables."""
-    pairs = np.arange(BRANCHES * ACCOUNTS)
+def rows(accounts: int) -> dict[str, dict[str, Any]]:
+    """Return the rows of the tables, with so many accounts in each branch."""
+    pairs = np.arange(BRANCHES * accounts)
     return {
         "branches": {"branch": np.arange(BRANCHES), "books": np.arange(BRANCHES)},
-        "accounts": {"branch": pairs // ACCOUNTS, "n": pairs % ACCOUNTS, "balance": np.zeros_like(pairs)},
+        "accounts": {"branch": pairs // accounts, "n": pairs % accounts, "balance": np.zeros_like(pairs)},
     }
 
 
-def events(count: int, each: int, seed: int) -> pa.Table:
-    """Return events that access so many rows each."""
+def events(count: int, sizes: Sizes, seed: int) -> pa.Table:
+    """Return so many events."""
     draw = np.random.default_rng(seed)
-    first = draw.integers(0, ACCOUNTS - each, count)
+    first = draw.integers(0, sizes.accounts - sizes.each, count)
     return pa.table({
-        "branch": draw.integers(0, BRANCHES, count), "first": first, "rows": np.full(count, each)
+        "branch": draw.integers(0, BRANCHES, count), "first": first, "rows": np.full(count, sizes.each)
     })  # fmt: skip
 
 
@@ -114,13 +134,14 @@ class _WithUndo:
         self._bound.correct(event, touched)
 
 
-def open_ways(database: Database, procedure: str, each: int) -> dict[str, OpenDatabase]:
+def open_ways(database: Database, procedure: str, sizes: Sizes) -> dict[str, OpenDatabase]:
     """Return an open database for each way, with its rows."""
-    trace = [(procedure, events(TRACE, each, 9))]
+    trace = [(procedure, events(sizes.trace, sizes, 9))]
     placed = PartitionDesign("branches", PARTITIONS, {"branches": "branch", "accounts": "branch"})
     design = replace(placed, routing={procedure: "branch"})
+    tables = rows(sizes.accounts)
     predictor = penstock.predict(
-        database, trace, tables=rows(), partitions=PARTITIONS, clustered=False
+        database, trace, tables=tables, partitions=PARTITIONS, clustered=False
     ).predictor
     opened = {
         WAYS[0]: database.open(design=placed),
@@ -129,7 +150,7 @@ def open_ways(database: Database, procedure: str, each: int) -> dict[str, OpenDa
         WAYS[3]: database.open(design=placed, predictor=_WithUndo(predictor)),
     }
     for db in opened.values():
-        for name, table in rows().items():
+        for name, table in tables.items():
             db.load(name, table)
     return opened
 
@@ -143,26 +164,28 @@ def measure(db: OpenDatabase, procedure: str, calls: list[pa.Table]) -> tuple[fl
     return count / (time.perf_counter() - begin), (time.process_time() - cpu) / count * 1e6
 
 
-def report(runs: int, count: int, each: int) -> Iterator[str]:
+def report(runs: int, count: int, sizes: Sizes, database: Database | None = None) -> Iterator[str]:
     """Return the lines of the result."""
     yield from report_head(
-        f"python -m benchmarks.partitions.predictions_used --runs {runs} --transactions {count} --rows {each}"
+        f"python -m benchmarks.partitions.predictions_used --runs {runs} --transactions {count} "
+        f"--rows {sizes.each}"
     )
-    yield f"{PARTITIONS} partitions, calls of {min(CALL, count):,} transactions, each over {each} rows"
+    size = min(sizes.call, count)
+    yield f"{PARTITIONS} partitions, calls of {size:,} transactions, each over {sizes.each} rows"
     yield ""
     yield (
         f"{'':9}{'way':20}{'transactions/s':>15}{'/ without':>11}{'CPU, us':>9}{'predicted':>11}"
         f"{'no undo log':>13}"
     )
-    database = branches()
+    database = database or branches()
     for procedure in PROCEDURES:
-        opened = open_ways(database, procedure, each)
+        opened = open_ways(database, procedure, sizes)
         for db in opened.values():  # compiles
-            measure(db, procedure, [events(CALL, each, 1)])
+            measure(db, procedure, [events(sizes.call, sizes, 1)])
         rates: dict[str, list[float]] = {way: [] for way in WAYS}
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         for number in range(runs):
-            calls = [events(CALL, each, number + 2) for _ in range(max(count // CALL, 1))]
+            calls = [events(sizes.call, sizes, number + 2) for _ in range(max(count // sizes.call, 1))]
             for place in range(len(WAYS)):
                 way = WAYS[(number + place) % len(WAYS)]
                 rate, cpu_us = measure(opened[way], procedure, calls)
@@ -188,10 +211,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--transactions", type=int, default=40_000)
-    parser.add_argument("--rows", type=int, default=300)
+    parser.add_argument("--rows", type=int, default=Sizes.each)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    print_and_save(report(options.runs, options.transactions, options.rows), options.out)
+    print_and_save(report(options.runs, options.transactions, Sizes(each=options.rows)), options.out)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.transactions.transaction_dicts import DICTS
-from penstock.procedures import engine
 from penstock.procedures.engine import TableSet
 from penstock.procedures.programs import PROGRAMS, PackagedProgram
 
@@ -93,13 +92,13 @@ class Compiled:
             spent += time.thread_time() - begin
             return done
 
-        least = engine.PREFETCH_INDEX_BYTES
+        least = self.state.prefetch_index_bytes
         self._program.__dict__["kernel"] = timed
-        engine.PREFETCH_INDEX_BYTES = least if prefetches else 1 << 60
+        self.state.prefetch_index_bytes = least if prefetches else 1 << 60
         try:
             self.run()
         finally:
-            engine.PREFETCH_INDEX_BYTES = least
+            self.state.prefetch_index_bytes = least
             self._program.__dict__["kernel"] = kernel
         return spent
 

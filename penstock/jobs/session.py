@@ -330,7 +330,7 @@ def _is_only_for_streams(spark: SparkSession) -> bool:
         return False
 
 
-def _quiet_accumulators(context: SparkContext) -> None:
+def _quiet_accumulators(context: SparkContext, closing_s: float = CLOSING_S) -> None:
     """Keep Spark's server of accumulators from printing a traceback when its client, the JVM, ends.
 
     Calls to the JVM report that it has ended. If the connection breaks while the JVM runs, the server still
@@ -343,19 +343,22 @@ def _quiet_accumulators(context: SparkContext) -> None:
     report = server.handle_error
 
     def handle_error(*request: object) -> None:
-        if not isinstance(sys.exception(), EOFError) or not (server.server_shutdown or _is_closed(gateway)):
+        is_expected = isinstance(sys.exception(), EOFError) and (
+            server.server_shutdown or _is_closed(gateway, closing_s)
+        )
+        if not is_expected:
             report(*request)
 
     server.handle_error = handle_error
 
 
-def _is_closed(gateway: Any) -> bool:
+def _is_closed(gateway: Any, closing_s: float) -> bool:
     """Return whether the JVM no longer listens at its gateway, now or a moment later."""
     address = gateway.gateway_parameters.address, gateway.gateway_parameters.port
-    deadline, pause = monotonic_s() + CLOSING_S, threading.Event()
+    deadline, pause = monotonic_s() + closing_s, threading.Event()
     while monotonic_s() < deadline:
         try:
-            socket.create_connection(address, timeout=CLOSING_S).close()
+            socket.create_connection(address, timeout=closing_s).close()
         except OSError:
             return True
         pause.wait(0.05)  # a process that ends closes its sockets one after the other

@@ -28,15 +28,7 @@ from penstock.procedures.workflows.rejections import rejections
 from penstock.procedures.workflows.stream_rows import StreamRows
 from penstock.procedures.workflows.streams import StreamSpec
 
-__all__ = [
-    "PREFETCH_INDEX_BYTES",
-    "REJECTED",
-    "Run",
-    "TableSet",
-    "event_schema",
-    "plain_rows",
-    "result_schema",
-]
+__all__ = ["REJECTED", "Run", "TableSet", "event_schema", "plain_rows", "result_schema"]
 
 _FIRST_UNDO = 1 << 8
 PREFETCH_INDEX_BYTES = 1 << 20
@@ -55,6 +47,8 @@ class TableSet:
     ----------
     specs : iterable of TableSpec
         The declarations of the tables.
+    prefetch_index_bytes : int
+        The least size of the indexes of a program at which look-ups are prefetched.
 
     Attributes
     ----------
@@ -74,8 +68,11 @@ class TableSet:
         Evaluates batches of events on several threads; None if one thread runs all events.
     """
 
-    def __init__(self, specs: Iterable[TableSpec]) -> None:
+    def __init__(
+        self, specs: Iterable[TableSpec], *, prefetch_index_bytes: int = PREFETCH_INDEX_BYTES
+    ) -> None:
         specs = tuple(specs)
+        self.prefetch_index_bytes = prefetch_index_bytes
         self.texts = TextNumbers()
         self._tables = {spec.name: TableRows(spec, self.texts) for spec in specs}
         self._streams: dict[str, StreamRows] = {}
@@ -337,7 +334,7 @@ class Run:
     def events_ahead(self) -> int:
         """The prefetch distance in events; 0 if the indexes fit into the cache."""
         size_bytes = sum(self._state[spec.name].index_bytes for spec in self.program.tables)
-        if not self._lookups or size_bytes < PREFETCH_INDEX_BYTES:
+        if not self._lookups or size_bytes < self._state.prefetch_index_bytes:
             return 0
         return max(round(_LOOKUPS_AHEAD / max(self._lookups, 1)), 1)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -69,7 +69,7 @@ PAPER_NAMES = ("seats", "small_bank", "tpcc")
 
 
 @cache
-def traces_of(name: str, count: int, hot: float = -1.0) -> tuple[ProcedureTrace, ...]:
+def traces_of(name: str, count: int, hot: float = -1.0, scale: Any = None) -> tuple[ProcedureTrace, ...]:
     """Return the recorded transactions of a benchmark, of each kind by itself.
 
     Parameters
@@ -81,9 +81,11 @@ def traces_of(name: str, count: int, hot: float = -1.0) -> tuple[ProcedureTrace,
     hot : float
         The share of transactions that access only the hot spot: 100 customers, or in each warehouse one
         district, two customers and ten items. By default requests are as the benchmark draws them.
+    scale : object, optional
+        The size of the database; by default that of `SCALES`.
     """
     benchmark = BENCHMARKS[name]
-    scale = SCALES[name][1]
+    scale = SCALES[name][1] if scale is None else scale
     requests = benchmark.requests(scale, count, 1)
     if hot >= 0.0:
         requests = _heat(name, requests, np.random.default_rng(2).random(count) < hot)
@@ -123,11 +125,11 @@ class Workload:
         return [one for one in found if nodes in (None, len({place // NODE for place in one.partitions}))]
 
 
-def workload(name: str, count: int, partitions: int, hot: float = -1.0) -> Workload:
-    """Return the second half of the transactions, estimated by models of the first."""
+def workload(name: str, count: int, partitions: int, hot: float = -1.0, scale: Any = None) -> Workload:
+    """Return the second half of the transactions, estimated by models of the first; see `traces_of`."""
     benchmark = BENCHMARKS[name]
-    placements = _place(name, partitions)
-    traces = traces_of(name, count, hot)
+    placements = _place(name, partitions, scale)
+    traces = traces_of(name, count, hot, scale)
     all_statements = [statements_of(trace, benchmark.procedure.text) for trace in traces]
     rules = ConflictRules(one for each in all_statements for one in each)
     keys = KeyNumbers()
@@ -142,11 +144,11 @@ def workload(name: str, count: int, partitions: int, hot: float = -1.0) -> Workl
     return Workload(rules, [found[place] for place in order])
 
 
-def _place(name: str, partitions: int) -> dict[str, Placement]:
+def _place(name: str, partitions: int, scale: Any) -> dict[str, Placement]:
     tables = BENCHMARKS[name].database.tables
     ranges = {}
     if name == "tpcc":  # as many warehouses in each partition
-        each = SCALES[name][1].warehouses // partitions
+        each = (SCALES[name][1] if scale is None else scale).warehouses // partitions
         bounds = [number * each + 1 for number in range(1, partitions)]
         ranges = {spec.name: bounds for spec in tables.values() if spec.partition_by is not None}
     return place_tables(tables, partitions, ranges)
@@ -173,7 +175,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
-def figure_1(count: int, each: int) -> Iterator[str]:
+def figure_1(count: int, each: int, scales: Mapping[str, tuple[str, Any]] = SCALES) -> Iterator[str]:
     """Fig. 6.1: where the time of distributed transactions goes, without speculation."""
     yield "Fig. 6.1: 16 partitions on 2 nodes, no speculation; simulated, in virtual time"
     yield ""
@@ -181,8 +183,8 @@ def figure_1(count: int, each: int) -> Iterator[str]:
         f"{'a: time':12}{'single':>9}{'one node':>10}{'two nodes':>11}{'ratio':>7} |{'b: locks':>9}{'SP1':>6}"
         f"{'SP3':>6} base |{'SP2':>6}{'SP3':>6} remote |{'c: 1st remote query':>20}{'its result':>12}"
     )
-    for name in PAPER_NAMES:
-        load = workload(name, count, 16)
+    for name, (title, scale) in scales.items():
+        load = workload(name, count, 16, scale=scale)
         one = simulate(_some(load.distributed(1), 4 * each), [], load.rules, "none", 16, clients=1)
         two = simulate(_some(load.distributed(2), 4 * each), [], load.rules, "none", 16, clients=1)
         alone = _mean([COSTS.begin_us + COSTS.query_us * len(one.path) for one in load.single])
@@ -190,7 +192,7 @@ def figure_1(count: int, each: int) -> Iterator[str]:
         shares = [two.stalls_us.get(key, 0.0) / two.held_us[key[1]] for key in keys]
         first = _mean([begin for begin, _ in two.first_us]), _mean([end for _, end in two.first_us])
         yield (
-            f"{SCALES[name][0]:12}{alone / 1e3:>6.2f} ms{_mean(one.run_us) / 1e3:>7.2f} ms"
+            f"{title:12}{alone / 1e3:>6.2f} ms{_mean(one.run_us) / 1e3:>7.2f} ms"
             f"{_mean(two.run_us) / 1e3:>8.2f} ms{_mean(two.run_us) / _mean(one.run_us):>6.1f}x |"
             f"{shares[0]:>9.0%}{shares[1]:>6.0%}{shares[2]:>6.0%}      |{shares[3]:>6.0%}{shares[4]:>6.0%}"
             f"        |{first[0] / 1e3:>17.2f} ms{first[1] / 1e3:>9.2f} ms"

@@ -17,8 +17,8 @@ the network.
 - other: the rest of the call.
 
 Estimates are only made for calls with a transaction whose one partition the compiler does not know. In mode
-``used`` a database also runs calls without predictions where these do not help (`run.MOST_FORWARDED`,
-`run.MOST_COPIED`). In mode ``always`` it does not, so each such call is estimated.
+``used`` a database also runs calls without predictions where these do not help (`PredictionLimits`).
+In mode ``always`` it does not, so each such call is estimated.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import place_tables
-from penstock.procedures.partitions.predicted import run
 from penstock.procedures.partitions.predicted.call import PredictedCall
+from penstock.procedures.partitions.predicted.run import PredictionLimits, use_predictor
 
 __all__ = ["PARTS", "Clock", "measure", "report"]
 
@@ -66,7 +66,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         *((PartitionedTables, name) for name in ("fetch_rows", "split_keys", "apply_deltas", "_apply")),
     ],
 }  # fmt: skip
-ALWAYS: dict[str, Any] = {"MOST_FORWARDED": 1.0, "MOST_COPIED": 1 << 60}
+LIMITS = {"used": PredictionLimits(), "always": PredictionLimits(max_forwarded=1.0, max_copied=1 << 60)}
 T = TypeVar("T")
 
 
@@ -180,25 +180,26 @@ def measure(name: str, count: int, partitions: int, singles: int) -> dict[tuple[
     half = requests.num_rows // 2
     predictor = predictor_for(name, requests.slice(0, half), tables, partitions)
     found = {}
-    for mode in ("used", "always"):
-        limits: dict[str, Any] = ALWAYS if mode == "always" else {}
-        with ExitStack() as stack:
-            for limit, value in limits.items():
-                stack.enter_context(mock.patch.object(run, limit, value))
-            many, one = _measure(name, requests, tables, predictor, singles)
-        found[mode, "run"], found[mode, "call"] = many, one
+    for mode, limits in LIMITS.items():
+        found[mode, "run"], found[mode, "call"] = _measure(name, requests, tables, predictor, singles, limits)
     return found
 
 
 def _measure(
-    name: str, requests: pa.RecordBatch, tables: Any, predictor: Predictor, singles: int
+    name: str,
+    requests: pa.RecordBatch,
+    tables: Any,
+    predictor: Predictor,
+    singles: int,
+    limits: PredictionLimits,
 ) -> tuple[Shares, Shares]:
     benchmark = BENCHMARKS[SETTINGS[name].benchmark or name]
     partitions = predictor.partitions
     calls = [requests.slice(begin, CALL_SIZE) for begin in range(0, requests.num_rows, CALL_SIZE)]
     known = -(-len(calls) // 2)
     procedure = benchmark.procedure.name
-    with benchmark.database.open(partitions=partitions, predictor=predictor) as db, _one_thread(db):
+    with benchmark.database.open(partitions=partitions) as db, _one_thread(db):
+        use_predictor(db._state, benchmark.database.name, predictor, {}, limits)
         for table, rows in tables.items():
             db.load(table, rows)
         runs = db._state.predicted  # type: ignore[union-attr]

@@ -188,11 +188,11 @@ def simulate(
 
 
 @cache
-def _traces(name: str, count: int) -> tuple[ProcedureTrace, ...]:
-    if name == "tpcc":
-        setting = replace(houdini.SETTINGS[name], scale=WAREHOUSES)
-        return tuple(houdini.trace_of(name, count, setting))
-    return tuple(houdini.trace_of(name, count))
+def _traces(name: str, count: int, scale: Any) -> tuple[ProcedureTrace, ...]:
+    setting = houdini.SETTINGS[name]
+    if scale is None:
+        scale = WAREHOUSES if name == "tpcc" else setting.scale
+    return tuple(houdini.trace_of(name, count, replace(setting, scale=scale)))
 
 
 def _place(name: str, partitions: int) -> dict[str, Placement]:
@@ -206,11 +206,11 @@ def _place(name: str, partitions: int) -> dict[str, Placement]:
 
 
 @cache
-def _features(name: str, count: int) -> dict[str, tuple[Feature, ...]]:
+def _features(name: str, count: int, scale: Any) -> dict[str, tuple[Feature, ...]]:
     """Return the features that feed-forward selection finds for each kind of transactions."""
     placements = _place(name, SELECTED_WITH)
     found = {}
-    for trace in _traces(name, count):
+    for trace in _traces(name, count, scale):
         samples = Samples.of(trace, placements, SELECTED_WITH)
         known = samples.slice(0, len(samples) // 2)
         found[trace.title] = train(known, houdini.THRESHOLD, clustered=True).features
@@ -218,18 +218,25 @@ def _features(name: str, count: int) -> dict[str, tuple[Feature, ...]]:
 
 
 def plans_of(
-    name: str, count: int, partitions: int, thresholds: Sequence[float], *, clustered: bool
+    name: str,
+    count: int,
+    partitions: int,
+    thresholds: Sequence[float],
+    *,
+    clustered: bool,
+    scale: Any = None,
 ) -> list[tuple[Request, dict[float, Plan]]]:
     """Return the second half of the transactions, and the plans that the models of the first half predict.
 
-    There is a plan for each threshold. The order of transactions is random, but equal each time.
+    There is a plan for each threshold. The order of transactions is random, but equal each time. By default
+    the database has the size of the figures.
     """
     placements = _place(name, partitions)
     found: list[tuple[tuple[int, ...], dict[float, Plan]]] = []
-    for trace in _traces(name, count):
+    for trace in _traces(name, count, scale):
         samples = Samples.of(trace, placements, partitions)
         half = len(samples) // 2
-        features = _features(name, count)[trace.title] if clustered else ()
+        features = _features(name, count, scale)[trace.title] if clustered else ()
         models = train(samples.slice(0, half), houdini.THRESHOLD, clustered=clustered, features=features)
         rest = samples.slice(half, len(samples))
         parameters = models.parameters(trace.program.event, placements, partitions)

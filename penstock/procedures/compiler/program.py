@@ -245,10 +245,11 @@ def program_digest(
     event: pa.Schema,
     results: pa.Schema,
     workflow: Mapping[str, Any] | None = None,
+    language: int = _LANGUAGE,
 ) -> str:
     """Return the digest of a program: of its procedures' texts, their constants, the tables and the types."""
     parts = {
-        "language": _LANGUAGE,
+        "language": language,
         "procedures": [[text.normal, _constants(text)] for text in dependencies.texts],
         "tables": [spec.to_json() for spec in dependencies.tables.values()],
         "event": schema_text(event),

@@ -35,7 +35,7 @@ from penstock.procedures.requests.messages import ANSWERS, REQUESTS
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.batches import bounds_of
-from penstock.speculating.in_process.queued_groups import QueuedGroups, speculated_calls
+from penstock.speculating.in_process.queued_groups import MAX_PLANNED, QueuedGroups, speculated_calls
 from penstock.speculating.in_process.speculation import use_speculation
 from penstock.units import parse_duration_us
 
@@ -359,9 +359,9 @@ class OpenDatabase:
             ]
         return pa.Table.from_batches(answers, ANSWERS)
 
-    def _run_groups(self, groups: list[Sequence[Request]]) -> None:
+    def _run_groups(self, groups: list[Sequence[Request]], max_planned: int = MAX_PLANNED) -> None:
         """Run groups in order; if the database speculates, run requests of later groups at the same time."""
-        queued = QueuedGroups(groups, self._state, self._programs)
+        queued = QueuedGroups(groups, self._state, self._programs, max_planned)
         for group in queued:
             self._run_group(group, queued.offer_later())
             queued.answer_speculated(self._answer_when_durable)

@@ -55,6 +55,8 @@ class GatheredTables:
     ----------
     names : set of str
         The tables that are gathered.
+    min_moves : int
+        See `MIN_MOVES_TO_GATHER`, the default.
     limit : int
         The debt at which tables are gathered; see `choose`.
     move_s : dict
@@ -69,7 +71,8 @@ class GatheredTables:
         self._partitions, self._coordinator, self._placements = partitions, coordinator, placements
         self._debt = 0.0
         self.names: set[str] = set()
-        self.limit, self.move_s, self.moved_s = MIN_MOVES_TO_GATHER, dict[str, float](), 0.0
+        self.limit = self.min_moves = MIN_MOVES_TO_GATHER
+        self.move_s, self.moved_s = dict[str, float](), 0.0
 
     def choose(
         self,
@@ -107,7 +110,7 @@ class GatheredTables:
                 for part in (*self._partitions, self._coordinator)
                 for name in self._placements
             )
-            self.limit = max(rows, MIN_MOVES_TO_GATHER)
+            self.limit = max(rows, self.min_moves)
             self._debt = self.limit if several and not knows_rows else min(self._debt, self.limit)
             if not self._debt:
                 self.scatter()

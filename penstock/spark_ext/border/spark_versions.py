@@ -133,18 +133,25 @@ def _refuse_limit(limit: ReadLimit) -> None:
         )
 
 
-def check_stream_columns(schema: StructType) -> None:
+def check_stream_columns(schema: StructType, *, as_rows: bool = _STREAMS_ROWS) -> None:
     """Check that Spark can pass columns to a stream writer.
 
     Before version 4.1, Spark passes Python rows, in which maps are dictionaries. So the keys of maps must be
     hashable.
+
+    Parameters
+    ----------
+    schema : StructType
+        The columns.
+    as_rows : bool
+        Whether Spark passes Python rows; by default, whether this version does.
 
     Raises
     ------
     InvalidUsageError
         If this Spark cannot pass a map.
     """
-    for field in schema if _STREAMS_ROWS else ():
+    for field in schema if as_rows else ():
         if _has_unhashable_keys(field.dataType):
             raise InvalidUsageError(
                 "a stream of maps with such keys needs Spark 4.1 or newer",

@@ -59,10 +59,18 @@ class QueuedGroups:
         The tables.
     programs : OpenPrograms
         Finds the programs of procedures.
+    max_planned : int
+        See `MAX_PLANNED`, the default.
     """
 
-    def __init__(self, groups: list[Sequence[Request]], state: State, programs: OpenPrograms) -> None:
-        self._groups, self._programs = groups, programs
+    def __init__(
+        self,
+        groups: list[Sequence[Request]],
+        state: State,
+        programs: OpenPrograms,
+        max_planned: int = MAX_PLANNED,
+    ) -> None:
+        self._groups, self._programs, self._max_planned = groups, programs, max_planned
         self._speculation = _speculation(state)
         self._offer: Offer | None = None
         self._unanswered: list[tuple[Sequence[Request], pa.RecordBatch]] = []
@@ -72,7 +80,7 @@ class QueuedGroups:
         if self._speculation is None or len(self._groups) == 1:
             yield from self._groups
             return
-        for groups in _split_for_plans(self._groups):
+        for groups in _split_for_plans(self._groups, self._max_planned):
             with self._speculation.try_plan(sum(map(len, groups))) as plans:
                 if plans and len(groups) > 1:
                     yield from self._planned(groups, self._speculation)
@@ -133,11 +141,13 @@ def _count_first(plan: Plan, first: int, group: Numbers) -> int:
     return int(np.searchsorted(group, first + later[0])) if len(later) else len(group)
 
 
-def _split_for_plans(groups: Sequence[Sequence[Request]]) -> Iterator[Sequence[Sequence[Request]]]:
+def _split_for_plans(
+    groups: Sequence[Sequence[Request]], max_planned: int
+) -> Iterator[Sequence[Sequence[Request]]]:
     """Yield consecutive groups that are planned together; see `MAX_PLANNED`."""
     begin = size = 0
     for place, group in enumerate(groups):
-        if size and size + len(group) > MAX_PLANNED:
+        if size and size + len(group) > max_planned:
             yield groups[begin:place]
             begin, size = place, 0
         size += len(group)

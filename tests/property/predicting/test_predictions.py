@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.predicted import guard_kernels, guards, run
 from penstock.procedures.partitions.predicted.call import MAX_KEPT_ENTRIES, UndoLog
-from penstock.procedures.partitions.predicted.prediction import Prediction
+from penstock.procedures.partitions.predicted.prediction import Prediction, StoredPredictor
+from penstock.procedures.partitions.predicted.run import PredictionLimits, use_predictor
 from penstock.procedures.schema import TableSpec
 from tests.oracles import naive_walks
 from tests.property.procedures.partitions.test_partitions import BANK, RANGES, Call, calls, tables
@@ -268,6 +270,7 @@ class Guesses:
         self.wrong += 1
 
 
+USED = PredictionLimits(max_forwarded=1.0)
 KERNELS: dict[tuple[str, bool], Callable[..., int]] = {}
 
 
@@ -280,25 +283,36 @@ def _guards_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         return KERNELS[key]
 
     monkeypatch.setattr(run, "load_guarded", load)
-    monkeypatch.setattr(run, "MOST_FORWARDED", 1.0)
 
 
-@pytest.mark.parametrize(("partitions", "ranged", "most_copied"), [(2, False, 0), (3, True, 16)])
+def open_guessing(
+    database: Database,
+    partitions: int,
+    guesses: StoredPredictor,
+    limits: PredictionLimits = USED,
+    **options: Any,
+) -> OpenDatabase:
+    """Open a database whose guesses are used also if they forward all transactions."""
+    db = database.open(partitions=partitions, **options)
+    use_predictor(db._state, database.name, guesses, {}, limits)
+    return db
+
+
+@pytest.mark.parametrize(("partitions", "ranged", "max_copied"), [(2, False, 0), (3, True, 16)])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=calls(), seed=st.integers(0, 99), style=st.sampled_from(["random", "nearly all", "one"]))
 def test_any_guess_equals_the_serial_order(
     partitions: int,
     ranged: bool,
-    most_copied: int,
+    max_copied: int,
     made: list[Call],
     seed: int,
     style: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run, "MOST_COPIED", most_copied)
+    limits = replace(USED, max_copied=max_copied)
     ranges = RANGES[partitions] if ranged else None
     guesses = Guesses(seed, style)
-    with BANK.open() as serial, BANK.open(partitions=partitions, ranges=ranges, predictor=guesses) as db:
+    with BANK.open() as serial, open_guessing(BANK, partitions, guesses, limits, ranges=ranges) as db:
         assert run_calls(db, made) == run_calls(serial, made)
         assert tables(db) == tables(serial)
         assert db._state.transactions == serial._state.transactions
@@ -359,11 +373,11 @@ def walks(draw: np.random.Generator, count: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("style", ["random", "nearly all", "one"])
 @pytest.mark.parametrize("seed", range(3))
-def test_guesses_for_rows_that_no_event_names(seed: int, style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MOST_COPIED", 16 * (seed % 2))  # without copies, undo logs undo a call
+def test_guesses_for_rows_that_no_event_names(seed: int, style: str) -> None:
+    limits = replace(USED, max_copied=16 * (seed % 2))  # without copies, undo logs undo a call
     draw = np.random.default_rng(seed)
     guesses = Guesses(seed, style)
-    with CHAIN.open() as serial, CHAIN.open(partitions=3, predictor=guesses) as db:
+    with CHAIN.open() as serial, open_guessing(CHAIN, 3, guesses, limits) as db:
         for one in (serial, db):
             fill(one, seed)
         for _ in range(12):
@@ -383,7 +397,7 @@ def test_trained_predictions_are_used_and_equal_the_serial_order() -> None:
         rows = fill(serial, 1)
         trace = [("walk", walks(draw, 600)), ("look", {"id": draw.integers(0, NODES, 300).tolist()})]
         predictor = penstock.predict(CHAIN, trace, tables=rows, partitions=3).predictor
-        with CHAIN.open(partitions=3, predictor=predictor) as db, CHAIN.open(partitions=3) as without:
+        with open_guessing(CHAIN, 3, predictor) as db, CHAIN.open(partitions=3) as without:
             for one in (db, without):
                 fill(one, 1)
             for _ in range(40):
@@ -404,16 +418,21 @@ def test_trained_predictions_are_used_and_equal_the_serial_order() -> None:
 
 
 def test_a_replica_predicts_before_and_after_it_takes_over(tmp_path: Path) -> None:
-    class Everywhere(Guesses):
+    class Homes(Guesses):
+        def bind(self, database: str, partitions: int, placements: Mapping[str, Placement]) -> Guesses:
+            self._placement = placements["nodes"]
+            return super().bind(database, partitions, placements)
+
         def predict(self, program: Program, events: pa.RecordBatch) -> Prediction:
-            masks = np.full(events.num_rows, (1 << self._partitions) - 1, np.uint64)
+            homes = self._placement.partitions_of(self._placement.columns, [events.column("id")])
+            masks = np.uint64(1) << homes.astype(np.uint64)
             return Prediction(masks, masks, np.ones(events.num_rows, np.bool_))
 
-    draw, predictor = np.random.default_rng(3), Everywhere(0, "")
+    draw, predictor = np.random.default_rng(3), Homes(0, "")
     with CHAIN.open() as serial, CHAIN.open(tmp_path) as db:
         for one in (serial, db):
             fill(one, 1)
-        events = walks(draw, 5)
+        events = walks(draw, 5) | {"steps": [0] * 5}  # no transaction needs another partition
         assert db.run("walk", events) == serial.run("walk", events)
         assert db._log is not None
         db._log._writer.flush()
@@ -428,11 +447,10 @@ def test_a_replica_predicts_before_and_after_it_takes_over(tmp_path: Path) -> No
             db.close()
 
 
-def test_predictions_that_forward_most_transactions_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MOST_FORWARDED", 0.5)
-    monkeypatch.setattr(run, "USELESS_PAUSE", 2)
+def test_predictions_that_forward_most_transactions_pause() -> None:
+    limits = PredictionLimits(useless_pause=2)
     draw, guesses = np.random.default_rng(1), Guesses(0, "nearly all")
-    with CHAIN.open() as serial, CHAIN.open(partitions=2, predictor=guesses) as db:
+    with CHAIN.open() as serial, open_guessing(CHAIN, 2, guesses, limits) as db:
         for one in (serial, db):
             fill(one, 2)
         state = db._state
@@ -455,13 +473,13 @@ def test_predictions_that_forward_most_transactions_pause(monkeypatch: pytest.Mo
 def test_calls_that_would_copy_many_rows_leave_the_rows_where_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    limits = replace(USED, max_copied=NODES / 4)
     draw, guesses = np.random.default_rng(1), Guesses(0, "all")
-    with CHAIN.open() as serial, CHAIN.open(partitions=2, predictor=guesses) as db:
+    with CHAIN.open() as serial, open_guessing(CHAIN, 2, guesses, limits) as db:
         for one in (serial, db):
             fill(one, 2)
         state = db._state
         assert isinstance(state, PartitionedTables)
-        monkeypatch.setattr(run, "MOST_COPIED", NODES / 4)
         monkeypatch.setattr(run, "can_undo_calls", lambda program: False)
         for number in range(8):
             events = walks(draw, 3)
@@ -476,7 +494,7 @@ def test_calls_that_would_copy_many_rows_leave_the_rows_where_they_are(
         assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
 
 
-def test_calls_with_many_rows_are_undone_by_logs_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_with_many_rows_are_undone_by_logs_that_grow() -> None:
     homes = np.zeros(0, np.int64)
 
     class Homes(Guesses):
@@ -485,8 +503,8 @@ def test_calls_with_many_rows_are_undone_by_logs_that_grow(monkeypatch: pytest.M
             return Prediction(masks, masks, np.ones(events.num_rows, np.bool_))
 
     predictor = Homes(0, "")
-    monkeypatch.setattr(run, "MOST_COPIED", 0)
-    with CHAIN.open() as serial, CHAIN.open(partitions=2, predictor=predictor) as db:
+    limits = replace(USED, max_copied=0)
+    with CHAIN.open() as serial, open_guessing(CHAIN, 2, predictor, limits) as db:
         state = db._state
         assert isinstance(state, PartitionedTables)
         placement = state.placements["nodes"]
@@ -509,13 +527,10 @@ def test_calls_with_many_rows_are_undone_by_logs_that_grow(monkeypatch: pytest.M
         assert all(log.run is None for log in logs.values())  # no log keeps the events of a call
 
 
-def test_calls_before_which_many_gathered_rows_would_move_leave_them_gathered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calls_before_which_many_gathered_rows_would_move_leave_them_gathered() -> None:
     guesses, database = Guesses(0, "all"), chain()
     database.table("others", "id bigint, n bigint", key="id", partition_by="id")
-    monkeypatch.setattr(run, "MOST_COPIED", 3)
-    with database.open(partitions=2, predictor=guesses) as db:
+    with open_guessing(database, 2, guesses, replace(USED, max_copied=3)) as db:
         fill(db, 2)
         db.load("others", {"id": range(NODES), "n": range(NODES)})
         gathered = db._state.gathered  # type: ignore[union-attr]
@@ -536,7 +551,7 @@ def test_a_call_has_no_more_waves_if_these_would_move_more_rows_than_it_has_even
             masks = np.array([3, mask, 3], np.uint64)  # the third one would need another wave
             return Prediction(masks, np.zeros(3, np.uint64), np.ones(3, np.bool_))
 
-    with CHAIN.open(partitions=2, predictor=Fixed(0, "")) as db:
+    with open_guessing(CHAIN, 2, Fixed(0, "")) as db:
         db.load("nodes", {"id": range(nodes), "next": range(nodes), "n": [7] * nodes})
         state = db._state
         assert isinstance(state, PartitionedTables)
@@ -554,7 +569,7 @@ def test_a_late_transaction_beside_a_write_that_was_not_predicted_runs_again() -
             return Prediction(np.array([3, 2], np.uint64), np.zeros(2, np.uint64), np.ones(2, np.bool_))
 
     fixed = Fixed(0, "")
-    with CHAIN.open() as serial, CHAIN.open(partitions=2, predictor=fixed) as db:
+    with CHAIN.open() as serial, open_guessing(CHAIN, 2, fixed) as db:
         state = db._state
         assert isinstance(state, PartitionedTables)
         placement = state.placements["nodes"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.procedures import engine
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
@@ -33,12 +31,9 @@ from tests.transactions.procedures import (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _kernels_prefetch() -> Iterator[None]:
-    """Prefetch from tables of any size."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "PREFETCH_INDEX_BYTES", 0)
-        yield
+def empty(database: Database) -> TableSet:
+    """Return tables whose look-ups are prefetched whatever their size."""
+    return TableSet(database.tables.values(), prefetch_index_bytes=0)
 
 
 CUTS = st.lists(st.tuples(st.integers(0, 25), st.sampled_from(["go on", "restart", "catch up"])), max_size=4)
@@ -50,7 +45,7 @@ def check(database: Database, rows: list[dict[str, Any]], cuts: list[tuple[int, 
     program, events = procedure.program(), events_of(procedure, rows)
     oracle = PlainTables(database.tables.values())
     expected = [comparable(one) for one in plain(procedure, events, oracle)]
-    state, behind = TableSet(database.tables.values()), TableSet(database.tables.values())
+    state, behind = empty(database), empty(database)
     made: list[pa.RecordBatch] = []
     begin, versions = 0, []
     for place, then in [*sorted(cuts), (len(rows), "go on")]:
@@ -59,7 +54,7 @@ def check(database: Database, rows: list[dict[str, Any]], cuts: list[tuple[int, 
         versions.append(through_bytes(state.delta()))
         if then == "restart":
             units = [through_bytes(unit) for unit in state.snapshot()]
-            state = TableSet(database.tables.values())
+            state = empty(database)
             state.restore(units)
         elif then == "catch up":
             behind.restore(versions)
@@ -228,5 +223,5 @@ def test_compiled_sets_are_those_of_python(lists: list[list[int]]) -> None:
     database = _sets()
     procedure = database.procedures["distinct"]
     events = events_of(procedure, [{"numbers": numbers} for numbers in lists])
-    state, oracle = TableSet(database.tables.values()), PlainTables(database.tables.values())
+    state, oracle = empty(database), PlainTables(database.tables.values())
     assert results_of([state.run(procedure.program(), events)]) == plain(procedure, events, oracle)

@@ -18,7 +18,6 @@ from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.request_queue import Request, group_requests
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.speculating.in_process.footprints import Footprints, choose_early
-from penstock.speculating.in_process.queued_groups import MAX_PLANNED
 from penstock.speculating.in_process.speculation import Speculation
 from penstock.speculating.in_process.trials import FIRST_TRIALS, MAX_LOSS, Trials
 from penstock.speculating.rules import conflict_by_row
@@ -154,14 +153,12 @@ def test_more_requests_than_are_planned_together_keep_their_order() -> None:
         Request("deposit", {"id": 1, "amount": 1})
         if n % 3
         else Request("transfer", {"source": 1, "target": 2})
-        for n in range(MAX_PLANNED // 32)
+        for n in range(128)
     ]
     with made.open(partitions=2, speculate=True) as db, made.open() as serial:
         for one in (db, serial):
             one.load("accounts", {"id": [1, 2], "balance": [0, 0]})
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("penstock.speculating.in_process.queued_groups.MAX_PLANNED", 16)
-            db._run_groups(list(group_requests(requests)))
+        db._run_groups(list(group_requests(requests)), max_planned=16)
         expected = [serial.call(one.procedure, **one.attributes) for one in requests]
         assert [one.future.result(60) for one in requests] == expected
 

@@ -22,8 +22,7 @@ from penstock.market import Market
 from penstock.spark_ext.api.failure import root_cause
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL, ReadAllAvailable, ReadMaxRows
-from penstock.spark_ext.sources import market
-from penstock.spark_ext.sources.market import MarketDataSource
+from penstock.spark_ext.sources.market import MarketDataSource, _MarketStreamReader, _Options
 from tests.long_tests import long_but
 from tests.spark.queries import needs_admission_control
 
@@ -34,6 +33,12 @@ def reader(**options: Any) -> Any:
     """Return a stream reader, as Spark makes it on the driver."""
     texts = {name: str(value).lower() for name, value in options.items()}
     return MarketDataSource(texts).streamReader(StructType())
+
+
+def late_reader(**options: Any) -> Any:
+    """Return a stream reader of a Spark before 4.2."""
+    texts = {name: str(value).lower() for name, value in options.items()}
+    return _MarketStreamReader(_Options.parse(texts), start_is_late=True)
 
 
 def rows_of(source: Any, start: dict[str, Any], end: dict[str, Any]) -> pa.Table:
@@ -78,17 +83,16 @@ def test_a_restart_goes_on_from_the_first_start(now: list[int]) -> None:
 
 
 def test_before_spark_4_2_a_stream_begins_with_the_first_row_after_its_first_start(
-    now: list[int], monkeypatch: pytest.MonkeyPatch
+    now: list[int],
 ) -> None:
-    monkeypatch.setattr(market, "HAS_ADMISSION_CONTROL", False)
-    first = reader(rowsPerSecond=10)
+    first = late_reader(rowsPerSecond=10)
     end = first.latestOffset(None, ReadAllAvailable())
     start = first.initialOffset()
     assert start == end
     now[0] += 1_000_000
     later = first.latestOffset(None, ReadAllAvailable())
     now[0] += 2_000_000
-    again = reader(rowsPerSecond=10)
+    again = late_reader(rowsPerSecond=10)
     newest = again.latestOffset(None, ReadAllAvailable())
     table = rows_of(again, end, newest)
     assert table.equals(pa.concat_tables([rows_of(first, end, later), rows_of(again, later, newest)]))
@@ -104,8 +108,7 @@ def test_before_spark_4_2_the_first_micro_batch_has_the_same_rows_in_another_pro
 ) -> None:
     moments = count(_START_US, 1_000_000)
     monkeypatch.setattr(_clock, "now_us", lambda: next(moments))
-    monkeypatch.setattr(market, "HAS_ADMISSION_CONTROL", False)
-    first, again = reader(rowsPerSecond=10), reader(rowsPerSecond=10)
+    first, again = late_reader(rowsPerSecond=10), late_reader(rowsPerSecond=10)
     end = first.latestOffset(None, ReadAllAvailable())
     parts = [
         [(part.start, part.end) for part in source.partitions(source.initialOffset(), end)]
@@ -117,10 +120,9 @@ def test_before_spark_4_2_the_first_micro_batch_has_the_same_rows_in_another_pro
     assert rows_of(again, end, later)["seq"].to_pylist() == list(range(end["row"], later["row"]))
 
 
-def test_before_spark_4_2_offsets_of_two_start_times_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(market, "HAS_ADMISSION_CONTROL", False)
-    start = {**reader(startTime=5).initialOffset(), "row": 7}
-    source = reader()
+def test_before_spark_4_2_offsets_of_two_start_times_are_refused() -> None:
+    start = {**late_reader(startTime=5).initialOffset(), "row": 7}
+    source = late_reader()
     with pytest.raises(InvalidUsageError, match="written with another startTime of the market"):
         source.partitions(start, {**start, "startTime": 6})
 

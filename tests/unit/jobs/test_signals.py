@@ -96,7 +96,7 @@ def test_a_jvm_that_a_signal_ends_is_no_failure_of_a_graph(caplog: pytest.LogCap
     ]  # fmt: skip
 
 
-def test_a_jvm_that_ends_leaves_no_trace_of_accumulators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jvm_that_ends_leaves_no_trace_of_accumulators() -> None:
     told: list[object] = []
     listener = socket.create_server(("127.0.0.1", 0))
     address, port = listener.getsockname()
@@ -105,7 +105,7 @@ def test_a_jvm_that_ends_leaves_no_trace_of_accumulators(monkeypatch: pytest.Mon
     context = SimpleNamespace(
         _accumulatorServer=server, _gateway=SimpleNamespace(gateway_parameters=parameters)
     )
-    _quiet_accumulators(cast(SparkContext, context))
+    _quiet_accumulators(cast(SparkContext, context), closing_s=0.01)
 
     def report(error: Exception, when: str) -> None:
         try:
@@ -113,7 +113,6 @@ def test_a_jvm_that_ends_leaves_no_trace_of_accumulators(monkeypatch: pytest.Mon
         except (ValueError, EOFError):
             server.handle_error(type(error).__name__, when)
 
-    monkeypatch.setattr(session, "CLOSING_S", 0.01)
     report(EOFError(), "runs")
     server.server_shutdown = True
     report(EOFError(), "stops")

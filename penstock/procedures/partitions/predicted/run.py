@@ -16,6 +16,7 @@ Results and tables are the same as in a serial run in the order of events:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -43,17 +44,31 @@ from penstock.procedures.partitions.predicted.routing import AttributePredictor
 if TYPE_CHECKING:
     from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 
-__all__ = ["PredictedRuns", "use_predictor"]
+__all__ = ["PredictedRuns", "PredictionLimits", "use_predictor"]
 
-MOST_FORWARDED = 0.5
-"""If predictions would forward more than this share of a call, one thread without predictions is as fast."""
-MOST_COPIED = 16
-"""If a call must copy or move more rows than this for each event, predictions do not save time.
 
-Calls with more rows to copy have undo logs instead, if the program can have them.
-"""
-USELESS_PAUSE = 31
-"""After a call with too many forwarded transactions, this many calls of the program have no predictions."""
+@dataclass(frozen=True, slots=True)
+class PredictionLimits:
+    """Up to which limits predictions help.
+
+    Attributes
+    ----------
+    max_forwarded : float
+        If predictions would forward more than this share of a call, one thread without predictions is as
+        fast.
+    max_copied : float
+        If a call must copy or move more rows than this for each event, predictions do not save time. Calls
+        with more rows to copy have undo logs instead, if the program can have them.
+    useless_pause : int
+        After a call with too many forwarded transactions, this many calls of the program have no predictions.
+    """
+
+    max_forwarded: float = 0.5
+    max_copied: float = 16
+    useless_pause: int = 31
+
+
+LIMITS = PredictionLimits()
 
 
 def use_predictor(
@@ -61,6 +76,7 @@ def use_predictor(
     database: str,
     predictor: StoredPredictor | None,
     routing: Mapping[str, str],
+    limits: PredictionLimits = LIMITS,
 ) -> None:
     """Let the transactions of an open database run in predicted partitions, if there is a predictor.
 
@@ -74,6 +90,8 @@ def use_predictor(
         The predictor that the caller of `Database.open` passed.
     routing : mapping of str to str
         The routing attributes of procedures. The predictor does not predict these procedures.
+    limits : PredictionLimits
+        Up to which limits predictions help.
 
     Raises
     ------
@@ -95,7 +113,7 @@ def use_predictor(
     if routing:
         bound = AttributePredictor(routing, count, placements, bound)
     if bound is not None:
-        state.predicted = PredictedRuns(state, bound, routing)
+        state.predicted = PredictedRuns(state, bound, routing, limits)
 
 
 class PredictedRuns:
@@ -109,6 +127,8 @@ class PredictedRuns:
         Predicts the transactions of each call.
     routing : mapping of str to str
         The routing attributes that the design gives to procedures.
+    limits : PredictionLimits
+        Up to which limits predictions help.
 
     Attributes
     ----------
@@ -126,8 +146,10 @@ class PredictedRuns:
         tables: PartitionedTables,
         predictor: TransactionPredictor,
         routing: Mapping[str, str] = MappingProxyType({}),
+        limits: PredictionLimits = LIMITS,
     ) -> None:
         self._tables, self._predictor, self.routing = tables, predictor, dict(routing)
+        self._limits = limits
         self._kernels: dict[str, tuple[Kernel, Kernel | None] | None] = {}
         self._logs = {id(part): UndoLog() for part in (*tables.partition_tables, tables.coordinator)}
         self._paused: dict[str, int] = {}
@@ -176,7 +198,7 @@ class PredictedRuns:
         if self._paused.get(program.digest, 0) > 0:
             self._paused[program.digest] -= 1
             return None
-        most = MOST_COPIED * events.num_rows
+        most = self._limits.max_copied * events.num_rows
         copies = self._rows_of(tables_written(program)) <= most
         if not copies and (not can_undo_calls(program) or self._rows_of(self._shared(program)) > most):
             return None
@@ -184,8 +206,8 @@ class PredictedRuns:
         if kernels is None or (prediction := self._predictor.predict(program, events)) is None:
             return None
         call = PredictedCall(self._tables, program, events, prediction, kernels, self._logs, copies=copies)
-        if call.planned > MOST_FORWARDED * events.num_rows:
-            self._paused[program.digest] = USELESS_PAUSE
+        if call.planned > self._limits.max_forwarded * events.num_rows:
+            self._paused[program.digest] = self._limits.useless_pause
             return None
         return call
 

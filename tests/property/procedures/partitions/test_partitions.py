@@ -17,7 +17,7 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.language import abort
-from penstock.procedures.partitions import partitioned_rows
+from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from tests.transactions.procedures import interpreted
 
 Call = tuple[str, list[dict[str, Any]]]
@@ -264,11 +264,11 @@ def test_any_mix_equals_the_serial_order(
 ) -> None:
     ranges = RANGES[partitions] if ranged else None
     with (
-        pytest.MonkeyPatch.context() as patched,  # 0: tables are often gathered
         BANK.open() as serial,
         BANK.open(partitions=partitions, ranges=ranges, speculate=speculate) as db,
     ):
-        patched.setattr(partitioned_rows, "MIN_MOVES_TO_GATHER", least)
+        assert isinstance(db._state, PartitionedTables)
+        db._state.gathered.min_moves = least  # 0: tables are often gathered
         assert run(db, made) == run(serial, made)
         assert tables(db) == tables(serial)
         assert db._state.transactions == serial._state.transactions

@@ -8,19 +8,12 @@ from benchmarks.paper.h_store import hermes
 from benchmarks.partitions import speculation
 from penstock.procedures.programs.oltp.small_bank import SmallBankScale
 
-
-@pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    scale = ("SmallBank", SmallBankScale(customers=300, hot=100))
-    monkeypatch.setattr(hermes, "SCALES", {"small_bank": scale})
-    monkeypatch.setattr(hermes, "PAPER_NAMES", ("small_bank",))
-    hermes.traces_of.cache_clear()
+SMALL = SmallBankScale(customers=300, hot=100)
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_small")
 def test_speculation_is_faster_than_none_and_rows_let_more_run_than_tables() -> None:
-    load = hermes.workload("small_bank", 200, 16)
+    load = hermes.workload("small_bank", 200, 16, scale=SMALL)
     work = hermes._mix(load, 2_000)
     found = {
         name: hermes.simulate(work, load.single, load.rules, mode, 16, prefetches=prefetches)
@@ -37,19 +30,17 @@ def test_speculation_is_faster_than_none_and_rows_let_more_run_than_tables() -> 
     assert yields["rows"][1] > 1.1 * yields["tables"][1]
 
 
-@pytest.mark.usefixtures("_small")
 def test_hot_transactions_access_the_hot_spot_and_estimates_are_right() -> None:
-    (trace, *_) = hermes.traces_of("small_bank", 60, 1.0)
+    (trace, *_) = hermes.traces_of("small_bank", 60, 1.0, SMALL)
     assert max(trace.events.column("id").to_pylist()) < 100
-    load = hermes.workload("small_bank", 240, 16)
+    load = hermes.workload("small_bank", 240, 16, scale=SMALL)
     wrong = [one for one in load.transactions if one.deviates and not one.aborts]
     assert len(wrong) < len(load.transactions) / 5
     assert {len(one.partitions) for one in load.distributed()} == {2}
 
 
-@pytest.mark.usefixtures("_small")
 def test_figure_6_1_has_a_row_for_each_benchmark() -> None:
-    lines = list(hermes.figure_1(200, 5))
+    lines = list(hermes.figure_1(200, 5, {"small_bank": ("SmallBank", SMALL)}))
     assert lines[3].startswith("SmallBank")
     assert lines[4].startswith("paper")
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from benchmarks.paper.h_store import houdini
 from benchmarks.paper.h_store.houdini_throughput import COSTS, Plan, Request, attempts, plans_of, simulate
 from penstock.procedures.programs.oltp import tatp
 
@@ -74,10 +71,8 @@ def test_each_client_waits_for_its_answer() -> None:
 
 
 @pytest.mark.long
-def test_predictions_of_tatp_are_faster_than_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {name: replace(one, scale=tatp.TatpScale(60)) for name, one in houdini.SETTINGS.items()}
-    monkeypatch.setattr(houdini, "SETTINGS", settings)
-    planned = plans_of("tatp_name", 301, 4, [0.0, 0.5], clustered=False)
+def test_predictions_of_tatp_are_faster_than_none() -> None:
+    planned = plans_of("tatp_name", 301, 4, [0.0, 0.5], clustered=False, scale=tatp.TatpScale(60))
     assert len(planned) >= 150
     requests = [request for request, _ in planned]
     modes: dict[str, list[tuple[Request, Plan | None]]] = {

@@ -16,6 +16,5 @@ def test_the_benchmark_of_recovery_runs(monkeypatch: pytest.MonkeyPatch) -> None
     kernels: Callable[[Program], Callable[..., int]] = cache(interpreted)
     monkeypatch.setattr(Program, "__hash__", lambda self: hash(self.source), raising=False)
     monkeypatch.setattr(Program, "kernel", property(kernels))
-    monkeypatch.setattr("benchmarks.databases.database_recovery._ACCOUNTS", 100)
-    lines = [line.split() for line in report(50, (7, 50))]
+    lines = [line.split() for line in report(50, (7, 50), accounts=100)]
     assert [line[0] for line in lines if len(line) == 4 and line[0].isdigit()] == ["7", "50"]

@@ -18,7 +18,6 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.procedures.analysis.routing import routing_attribute
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
-from penstock.procedures.partitions import partitioned_rows
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import Placement, read_ranges
 from penstock.procedures.requests.messages import REQUESTS
@@ -231,13 +230,14 @@ def test_a_workflow_with_a_window_runs_over_all_partitions() -> None:
 
 
 def test_rows_stay_at_the_coordinator_while_many_transactions_need_several_partitions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(partitioned_rows, "MIN_MOVES_TO_GATHER", 40)
     near: dict[str, Any] = {"store": [1], "other": [2], "item": [1]}
     far = near | {"other": [300]}
     ranges = {"stock": [100]}
     with shop().open() as serial, shop().open(location=tmp_path, partitions=2, ranges=ranges) as db:
+        assert isinstance(db._state, PartitionedTables)
+        db._state.gathered.min_moves = 40
 
         def run(name: str, event: dict[str, Any], times: int = 1) -> bool:
             events = {column: values * times for column, values in event.items()}

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.streams import DATA
-from penstock.procedures import engine
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.engine import TableSet
 from penstock.procedures.plain.tables import PlainTables
@@ -25,10 +24,12 @@ def events_of(program: PackagedProgram, count: int, keys: int) -> list[pa.Record
     return [program.opening(keys), drawn.slice(0, count // 3), drawn.slice(count // 3)]
 
 
-def run(program: PackagedProgram, batches: list[pa.RecordBatch]) -> tuple[TableSet, list[pa.RecordBatch]]:
+def run(
+    program: PackagedProgram, batches: list[pa.RecordBatch], prefetch_index_bytes: int = 1 << 60
+) -> tuple[TableSet, list[pa.RecordBatch]]:
     compiled = program.procedure.program()
     compiled.__dict__["kernel"] = interpreted(compiled)
-    state = TableSet(program.database.tables.values())
+    state = TableSet(program.database.tables.values(), prefetch_index_bytes=prefetch_index_bytes)
     try:
         return state, [state.run(compiled, batch) for batch in batches]
     finally:
@@ -37,13 +38,10 @@ def run(program: PackagedProgram, batches: list[pa.RecordBatch]) -> tuple[TableS
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("prefetches", [False, True])
-def test_a_program_gives_the_results_and_tables_of_plain_python(
-    name: str, prefetches: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "PREFETCH_INDEX_BYTES", 0 if prefetches else 1 << 60)
+def test_a_program_gives_the_results_and_tables_of_plain_python(name: str, prefetches: bool) -> None:
     program = PROGRAMS[name]
     batches = events_of(program, 1500, 40)
-    state, made = run(program, batches)
+    state, made = run(program, batches, 0 if prefetches else 1 << 60)
     plain = PlainTables(program.database.tables.values())
     columns = program.procedure.program().results
     expected = [row for batch in batches for row in plain.run(program.procedure.text, batch, columns)]
@@ -114,15 +112,13 @@ def test_look_ups_are_prefetched_whose_keys_the_event_has() -> None:
     assert found["linear_road"] == (None, None)
 
 
-def test_a_run_prefetches_once_its_tables_outgrow_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_prefetches_once_its_tables_outgrow_the_cache() -> None:
     program = PROGRAMS["TP"]
     state = TableSet(program.database.tables.values())
     compiled = program.procedure.program()
     assert isinstance(compiled, Program)
     state.run(compiled, program.opening(4))
-    monkeypatch.setattr(
-        engine, "PREFETCH_INDEX_BYTES", 2 * sum(state[name].index_bytes for name in program.database.tables)
-    )
+    state.prefetch_index_bytes = 2 * sum(state[name].index_bytes for name in program.database.tables)
     run = state.begin(compiled, program.workload(1500, 40_000, 7))
     assert run.events_ahead == state.control[1] == 0
     run.advance(0, run.rounds)

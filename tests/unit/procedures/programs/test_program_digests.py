@@ -95,12 +95,12 @@ def test_a_digest_changes_only_with_what_a_program_does() -> None:
     assert all_found() == json.loads(GOLDEN.read_text())
 
 
-def test_a_newer_language_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, before, _ = workflow()
-    monkeypatch.setattr(compiler, "_LANGUAGE", compiler._LANGUAGE + 1)
-    _, after, _ = workflow()
-    assert before.source == after.source
-    assert before.digest != after.digest
+def test_a_newer_language_is_another_program() -> None:
+    procedure = PROGRAMS["bank"].procedure
+    dependencies = procedure.catalog.find_dependencies([procedure.text])
+    parts = (dependencies, procedure.event_schema(None), procedure.results)
+    digests = [compiler.program_digest(*parts, language=version) for version in (1, 2)]
+    assert digests[0] == compiler.program_digest(*parts) == procedure.program().digest != digests[1]
 
 
 @pytest.mark.parametrize(

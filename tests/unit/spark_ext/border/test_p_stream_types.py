@@ -25,7 +25,6 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidUsageError
-from penstock.spark_ext.border import spark_versions
 from penstock.spark_ext.border.spark_versions import check_stream_columns
 from penstock.spark_ext.border.types import (
     as_arrow_of_spark,
@@ -91,16 +90,13 @@ def test_a_type_that_spark_has_not_is_converted_exactly(name: str) -> None:
     ],
     ids=str,
 )
-def test_where_streams_are_rows_maps_have_keys_that_python_can_hash(
-    monkeypatch: pytest.MonkeyPatch, kind: DataType
-) -> None:
-    monkeypatch.setattr(spark_versions, "_STREAMS_ROWS", True)
-    check_stream_columns(StructType([StructField("fine", MapType(StringType(), ArrayType(LongType())))]))
+def test_where_streams_are_rows_maps_have_keys_that_python_can_hash(kind: DataType) -> None:
+    fine = StructType([StructField("fine", MapType(StringType(), ArrayType(LongType())))])
+    check_stream_columns(fine, as_rows=True)
     columns = StructType().add("fine", LongType()).add("odd", kind)
     with pytest.raises(InvalidUsageError, match=r"needs Spark 4\.1 or newer: column=odd type="):
-        check_stream_columns(columns)
-    monkeypatch.setattr(spark_versions, "_STREAMS_ROWS", False)
-    check_stream_columns(columns)
+        check_stream_columns(columns, as_rows=True)
+    check_stream_columns(columns, as_rows=False)
 
 
 def test_run_ends_are_decoded() -> None:
