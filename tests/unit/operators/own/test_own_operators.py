@@ -22,12 +22,11 @@ from penstock.jobs.cluster.modules import pipeline_modules
 from penstock.operators.own.abc import load_operator
 from penstock.operators.own.state import OperatorState, stored_schemas
 from penstock.state_store.bucket_store import BucketStore, Handle
-from penstock.testing import StateTests
 from tests.documents import ROOT
 from tests.samples.operators import Silence, Totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from penstock.testing.plugin import OpenPipeline
@@ -109,22 +108,6 @@ def test_keys_that_wait_run_without_rows_at_the_times_of_the_record(
     assert [(one["k"], one["last"].second) for one in test.rows()] == [("b", 3)]
     test.trigger()
     assert test.waiting_keys == 0
-
-
-class TestOperatorState(StateTests):
-    """The working copy of an operator is like those of Penstock's own."""
-
-    @pytest.fixture
-    def new(self) -> Callable[[], Any]:
-        return lambda: OperatorState(Totals())
-
-    def change(self, state: Any, step: int) -> None:
-        keys = [f"k{step % 3}", None, "é"]
-        batch = pa.table({"k": pa.array(keys, pa.string()), "v": [step + 0.5, 1.0, 2.0]})
-        state.operator.run(batch, None)
-
-    def content(self, state: Any) -> object:
-        return {name: table.to_pylist() for name, table in state.operator.snapshot().items()}
 
 
 def test_only_tables_that_change_are_written(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from penstock.errors import InternalError, InvalidUsageError, UnavailableError
 from penstock.state_store.tables.rocksdb_table import RocksdbTable, process_memory
 from penstock.state_store.tables.table import Table
-from penstock.testing import TableTests
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.float64())])
 New = Callable[..., Table]
@@ -31,12 +30,6 @@ def tables(tmp_path: Path) -> Iterator[New]:
     yield make
     for table in made:
         table.close()
-
-
-class TestRocksdbTable(TableTests):
-    @pytest.fixture
-    def new(self, tables: New) -> New:
-        return tables
 
 
 def _rows(*rows: tuple[Any, ...], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
