@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Sessions
 
 # Also for the processes that tests start, which live too short for the JVM's second compiler to pay. The
-# archive is that of script/test.
+# archive is made by script/test.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ARCHIVE = class_archive(Path(sys.prefix, "cache", "penstock"))
 os.environ.setdefault(

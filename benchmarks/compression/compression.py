@@ -145,7 +145,7 @@ def measure(stream: Stream, those: list[Contender], rounds: int) -> list[Record]
 
 
 def run(contender: Contender, column: str, blocks: list[pa.Array[Any]]) -> tuple[float, float]:
-    """Code blocks and back; return the seconds of both, without those of decisions."""
+    """Code blocks and back; return the seconds of both, without the time of decisions."""
     encoding = decoding = 0.0
     for block in blocks:
         decided = contender.spent_s if isinstance(contender, Ours) else 0.0

@@ -77,7 +77,7 @@ def primary_keys(model: CostModel) -> Choice:
 
 
 def designs_of(model: CostModel, found: Choice) -> dict[str, Choice]:
-    """Return the design of each algorithm; `found` is that of HR+."""
+    """Return the design of each algorithm; `found` is the design of HR+."""
     return {
         "HR+": found,
         "HR-": greedy(model),

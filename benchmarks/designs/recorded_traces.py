@@ -233,7 +233,7 @@ def _routes_of(program: Any, events: pa.RecordBatch) -> dict[str, tuple[Numbers,
 
 
 def _add(builder: TraceBuilder, numbers: Numbers, recorded: list[list[Recorded]]) -> None:
-    """Add the accesses of transactions, those of a table at once."""
+    """Add the accesses of transactions, one table at a time."""
     rows: dict[int, list[tuple[int, int, int, Key]]] = {}
     for number, accesses in zip(numbers.tolist(), recorded, strict=True):
         for place, mode, index, key in accesses:

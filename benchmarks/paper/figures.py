@@ -105,7 +105,7 @@ def _runner(workers: int) -> Iterator[Runner]:
     if workers <= 1:
         yield _remembering(lambda function, cases: [function(case) for case in cases])
         return
-    # Not forked: a process with threads, as those of Arrow, cannot be copied safely.
+    # Not forked: a process with threads, such as Arrow's, cannot be copied safely.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         yield _remembering(_in_pool(pool))

@@ -123,7 +123,7 @@ def append_windows(
     numbers = np.flatnonzero(taken[:windows])
     delivered = served[numbers * slide + size - 1]
     numbers, delivered = numbers[delivered <= end_us], delivered[delivered <= end_us]
-    # Until the first result the first window is pending, after that of window w window w + 1.
+    # Until the first result, window 0 is pending; after the result of window w, window w + 1 is.
     pending = np.append(0, numbers + 1)
     since = (pending * slide + size - 1) * UNIT_US
     begins, ends = np.append(0, delivered), np.append(delivered, end_us)

@@ -1,4 +1,4 @@
-"""GS, SL, OB and TP in plain Python over dicts: without checks, undo, versions or order but that of a loop.
+"""GS, SL, OB and TP in plain Python over dicts: a loop without checks, undo or versions.
 
 `Locked` takes a lock for each record that a transaction accesses, in the order of keys, before it runs.
 """

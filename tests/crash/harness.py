@@ -129,7 +129,7 @@ def _run_to(job: subprocess.Popen[str], place: Place, goal: int) -> None:
 
 
 def why(job: subprocess.Popen[str], directory: Path) -> str:
-    """Kill the rest of a program; return its output and that of its children."""
+    """Kill the rest of a program; return the output of the program and its children."""
     kill_all(job)
     assert job.stdout is not None
     tail = (directory / "job.log").read_text()[-2000:]

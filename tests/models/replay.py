@@ -99,7 +99,7 @@ def replay(events: Iterable[Event]) -> Replay:
 
 
 class PlannedOperator(FTOperator):
-    """An operator whose micro-batches an offset log has planned: no tuple waits for those of other inputs."""
+    """An operator whose micro-batches an offset log has planned: no tuple waits for other inputs."""
 
     def _restart(self, restart: Restart) -> None:
         super()._restart(restart)
@@ -182,7 +182,7 @@ class Query:
         self.run(tasks)
 
     def run(self, tasks: Iterable[Task]) -> None:
-        """Do tasks; those of a release wait until the runtime does them."""
+        """Do tasks; tasks of a release wait until the runtime does them."""
         waiting = list(tasks)
         while waiting:
             task = waiting.pop(0)

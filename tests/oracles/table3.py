@@ -113,7 +113,7 @@ EXPECTED = {
     ),
     "SG1": _OVERALL,
     "SG2": _PLUGS,
-    # Windows that end together; that of the result is the last second of both.
+    # Windows that end together; the result's window is the last second of both.
     "SG3": f"""
         SELECT plugs.start + {127 * _S} AS start, house, count(*) AS plugs
         FROM ({_PLUGS}) AS plugs JOIN ({_OVERALL}) AS overall

@@ -24,7 +24,7 @@ from tests.servers.processes import kill, until
 
 HOST: Final = "127.0.0.1"
 _BROKER: Final = ("org.apache.kafka", "kafka_2.13", "4.3.1")
-# The newest connectors and token providers that could be had; Spark 4.3 runs those of 4.2, too.
+# The newest connectors and token providers that were available; Spark 4.3 also runs the ones for 4.2.
 _SPARK: Final = {"4.0": ("4.0.1", "4.0.0"), "4.1": ("4.1.1", "4.1.1")}.get(
     pyspark.__version__[:3], ("4.2.0", "4.2.0")
 )

@@ -55,7 +55,7 @@ class S3Server:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.port = self._server.port
-        # What all servers of a process hold is one: that of a server before goes.
+        # All servers of a process share their content: a new server deletes the content of the last one.
         for path, method in (("moto-api/reset", "POST"), (BUCKET, "PUT")):
             made = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", method=method)
             urllib.request.urlopen(made).close()

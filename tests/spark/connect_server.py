@@ -22,12 +22,12 @@ NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
 _HOME = Path(pyspark.__file__).parent
 _PATIENCE_S = 600.0  # a machine under load starts a server slowly
 _MODE = "SPARK_CONNECT_MODE_ENABLED"
-"""The environment variable by which PySpark's functions know that they are those of Spark Connect."""
+"""The environment variable that makes PySpark's functions those of Spark Connect."""
 
 
 @contextlib.contextmanager
 def classic_functions() -> Iterator[None]:
-    """Let PySpark's functions be those of classic sessions, also while one of Spark Connect is there."""
+    """Make PySpark's functions those of classic sessions, also beside a session of Spark Connect."""
     before = os.environ.pop(_MODE, None)
     try:
         yield

@@ -187,7 +187,7 @@ def workflows(draw: Any, *, plain: bool = False) -> Drawn:
 
 
 def _numbered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Number the rounds: a row may be in that of the row before."""
+    """Number the rounds: a row may be in the round of the row before it."""
     number = -1
     made: list[dict[str, Any]] = []
     for row in rows:

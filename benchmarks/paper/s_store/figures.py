@@ -135,7 +135,7 @@ FIGURES: dict[str, Figure] = {
 
 
 def merge(figure: Figure, repeats: Sequence[list[Point]]) -> list[Point]:
-    """Return the medians of several runs; a ratio is the median of those of the runs."""
+    """Return the medians of several runs; a ratio is the median of the runs' ratios."""
     merged: list[Point] = []
     for points in zip(*repeats, strict=True):
         first = points[0]

@@ -49,7 +49,7 @@ def access(e: Any, records: Any) -> Any:
 
 @dataclass(frozen=True)
 class Accesses:
-    """Transactions as operations on rows: those of transaction t are from ``offsets[t]`` on, reads first."""
+    """Transactions as operations on rows: transaction t begins at ``offsets[t]``, with its reads."""
 
     offsets: Any
     rows: Any

@@ -226,7 +226,7 @@ def seek(
     offsets: Nodes,
     data: Bytes,
 ) -> Any:
-    """Return the slot of the first row after a bound; with `last`, return that of the last row before it.
+    """Return the slot of the first row after a bound; with `last`, the slot of the last row before it.
 
     Return -1 if there is no such row.
 

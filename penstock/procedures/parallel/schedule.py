@@ -3,7 +3,7 @@
 The array `state` holds all numbers; the numbers of different threads are in different cache lines::
 
     0   the next head of a chain, or the next place of the order, that a thread takes
-    16  `LINES` numbers of thread 0, then those of thread 1, and so on
+    16  `LINES` numbers of thread 0, then the numbers of thread 1, and so on
 
 ``levels`` takes transactions in the order of their levels, once all transactions of lower levels are done. In
 ``split``, each row belongs to a thread. Each thread goes through the transactions in order. If rows of a

@@ -78,7 +78,7 @@ _BATCHES_AFTER_START: Final = 3
 """Keys are late until a process has started and has served what waited, in so many micro-batches: the
 repeated one, a short one, and one that serves all. The measured promise shows that for another window."""
 _LONGEST_START_S: Final = 60.0
-"""Later micro-batches do not count as those of a start."""
+"""Micro-batches that begin after this time do not belong to a start."""
 _AFTER_SLOW_S: Final = 60.0
 """The time in which the rows that waited for the slow sink are served."""
 

@@ -17,7 +17,7 @@ __all__ = ["CALLS", "KINDS", "SCHEMA", "WINDOW_S", "Source"]
 
 KINDS = ("plain", "queue", "windows", "join", "graph", "transactions")
 CALLS = "calls"
-"""The location of requests, below that of p-streams."""
+"""The location of requests, below the location of p-streams."""
 
 SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.int64()})
 WINDOW_S = 500

@@ -154,7 +154,7 @@ class FTOperator:
     Parameters
     ----------
     name : str
-        Its name, which is also that of the stream that it writes.
+        Its name, which is also the name of the stream that it writes.
     inputs : mapping of str to VectorClock
         The streams that it reads, in the order that decides between tuples of equal time, and their origins.
     function : Function

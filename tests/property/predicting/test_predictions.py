@@ -55,7 +55,7 @@ def test_tables_solve_the_equations_of_the_chain(transactions: list[tuple[list[Q
     ends = np.isin(np.arange(count), [COMMIT, ABORT])
 
     def solve(fixed: dict[int, float], at_ends: float = 0.0) -> np.ndarray:
-        """Return the expected value at each vertex, given those of some."""
+        """Return the expected value at each vertex, given the values of some vertices."""
         equations, right = np.eye(count) - matrix, np.zeros(count)
         for vertex, value in {**dict.fromkeys(np.flatnonzero(ends).tolist(), at_ends), **fixed}.items():
             equations[vertex] = np.eye(count)[vertex]

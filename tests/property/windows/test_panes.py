@@ -1,4 +1,4 @@
-"""Windows of panes are those of brute force, however the input is cut and the state stored between."""
+"""Windows of panes equal brute force, however the input is cut and the state stored in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Session windows are those of brute force and of Polars, however the input is cut and the state stored."""
+"""Session windows equal brute force and Polars, however the input is cut and the state stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows with deletes are those of brute force, however the input is cut and the state stored between."""
+"""Windows with deletes equal brute force, however the input is cut and the state stored in between."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_a_task_that_fails_after_its_commit_leaves_at_most_an_orphan_file(
             }
             for entry in penstock.metrics(query)
         ]
-        # Each bucket has one file a version, but for that of the attempt that failed, until it is swept.
+        # Each bucket has one file a version, and until a sweep also the file of the failed attempt.
         versions = [(path.parent.name, path.name.split("-")[0]) for path in place.state_files()]
         assert len(versions) - len(set(versions)) in ((0, 1) if points else (0,))
         assert len(list(place.state.rglob("*"))) == len(versions) + 2 + 3, "two buckets, and their parents"

@@ -87,7 +87,7 @@ def test_a_restarted_query_goes_on_exactly_where_it_was(spark: SparkSession, tmp
     writers = PStream(sink).log.writers
     assert list(writers) == [str(nothing.id)], "one checkpoint is one writer"
     run(df, sink, tmp_path / "other checkpoint")
-    # Spark says that a batch is done when it plans the next one, which was that of rows 25 to 59.
+    # Spark says that a batch is done when it plans the next one, here of rows 25 to 59.
     assert numbers(sink)[30:] == list(range(26, 60, 2)), "the reader goes on after what it released"
 
 

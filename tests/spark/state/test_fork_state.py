@@ -141,7 +141,7 @@ def test_a_fork_is_refused_with_the_reason(old: Place, tmp_path: Path) -> None:
     oldest = [file for file in place.state_files() if file.name.startswith(f"{1:012d}-")]
     assert len(oldest) == 3
     for file in oldest:
-        file.unlink()  # First one bucket's state is gone, then that of all.
+        file.unlink()  # First one bucket's state is gone, then the state of all.
         with pytest.raises(CorruptDataError, match="state of this micro-batch is gone"):
             penstock.fork_state(place.checkpoint, place.state, to, at=0)
         assert not to.exists()

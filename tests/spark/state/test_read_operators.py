@@ -59,7 +59,7 @@ def state(spark: SparkSession, place: Place, table: str | None = None) -> DataFr
 
 
 def either_way(spark: SparkSession, place: Place, table: str | None = None) -> DataFrame:
-    """Return a table of the committed state; that of the newest files is the same where nothing failed."""
+    """Return a table of the committed state. Without failures, the newest files hold the same table."""
     exact = state(spark, place, table)
     likely = penstock.read_state(spark, place.state, table=table)
     assert likely.schema == exact.schema

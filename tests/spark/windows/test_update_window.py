@@ -1,4 +1,4 @@
-"""Windows on real Spark are those of Spark's own ``groupBy(window(...))``, window for window."""
+"""Windows on real Spark equal Spark's own ``groupBy(window(...))``, window for window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vector clocks are immutable, and their order is that of their components."""
+"""Vector clocks are immutable, and are ordered by their components."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def registry() -> Iterator[Registry]:
 
 
 def record(*fields: tuple[str, Any], name: str = "Quote", **defaults: Any) -> dict[str, Any]:
-    """Return an Avro schema; `defaults` are those of fields."""
+    """Return an Avro schema; `defaults` has default values of fields."""
     listed = [
         {"name": field, "type": kind} | ({"default": defaults[field]} if field in defaults else {})
         for field, kind in fields

@@ -1,4 +1,4 @@
-"""Own aggregates of windows are those of plain Python over the windows' values."""
+"""User-defined aggregates of windows equal plain Python over the windows' values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sketched quantiles are those of Polars, exactly for few values and within the rank error for many."""
+"""Sketched quantiles equal those of Polars exactly for few values, and within the rank error for many."""
 
 from __future__ import annotations
 
