@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock.checkpointing.files.abc import Content
 from penstock.checkpointing.p_stream import PStream
 from penstock.conf.kafka_source import CHANGE_COLUMNS, KafkaSource
 from penstock.conf.sections import (
@@ -21,7 +22,7 @@ from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.market import MARKET_SCHEMA
 
-__all__ = ["encoding_of", "read_sample", "schema_of"]
+__all__ = ["SAMPLE_ENDINGS", "encoding_of", "read_sample", "schema_of"]
 
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _RATE: Final = pa.schema({"timestamp": _INSTANT, "value": pa.int64()})
@@ -37,6 +38,10 @@ _KAFKA: Final = pa.schema(
         "timestampType": pa.int32(),
     }
 )
+
+
+SAMPLE_ENDINGS: Final = (".parquet", ".csv", ".json", ".ndjson", ".arrow", ".feather", ".txt")
+"""The ends of the names of files that `read_sample` reads."""
 
 
 def schema_of(source: Source | TableSection) -> pa.Schema:
@@ -110,8 +115,15 @@ def _schema_in_files(source: FilesSource) -> pa.Schema:
     return schema
 
 
-def read_sample(path: Path) -> pa.Table:
+def read_sample(path: Path, content: Content | None = None) -> pa.Table:
     """Return the tuples of a file: Parquet, CSV with names, JSON lines, Arrow, or lines of text.
+
+    Parameters
+    ----------
+    path : Path
+        The file. The end of its name tells its format.
+    content : bytes, optional
+        The content of the file, if it is not on this machine.
 
     Raises
     ------
@@ -123,21 +135,22 @@ def read_sample(path: Path) -> pa.Table:
     import pyarrow.json
     import pyarrow.parquet
 
-    readers = {
-        ".parquet": pyarrow.parquet.read_table,
-        ".csv": pyarrow.csv.read_csv,
-        ".json": pyarrow.json.read_json,
-        ".ndjson": pyarrow.json.read_json,
-        ".arrow": pyarrow.feather.read_table,
-        ".feather": pyarrow.feather.read_table,
-        ".txt": lambda file: pa.table({"value": file.read_text().splitlines()}),
-    }
-    reader = readers.get(path.suffix.lower())
+    feather, json = pyarrow.feather.read_table, pyarrow.json.read_json
+    readers = (
+        pyarrow.parquet.read_table, pyarrow.csv.read_csv, json, json, feather, feather, _read_lines
+    )  # fmt: skip
+    reader = dict(zip(SAMPLE_ENDINGS, readers, strict=True)).get(path.suffix.lower())
     if reader is None:
-        raise InvalidUsageError("the sample has an unknown format", file=path, known=", ".join(readers))
+        known = ", ".join(SAMPLE_ENDINGS)
+        raise InvalidUsageError("the sample has an unknown format", file=path, known=known)
     try:
-        return reader(path)
+        return reader(path if content is None else pa.BufferReader(content))
     except FileNotFoundError:
         raise InvalidUsageError("there is no such file", file=path) from None
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise InvalidUsageError(f"the sample cannot be read: {error}", file=path) from None
+
+
+def _read_lines(file: Path | pa.BufferReader) -> pa.Table:
+    text = file.read_text() if isinstance(file, Path) else file.read().decode()
+    return pa.table({"value": text.splitlines()})

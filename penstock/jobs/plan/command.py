@@ -17,7 +17,7 @@ def plan(
         str,
         typer.Argument(
             metavar="SAMPLE",
-            help="A p-stream, or a file: Parquet, CSV, JSON lines or Arrow.",
+            help="A p-stream, or a file: Parquet, CSV, JSON lines or Arrow. A path, or a URI such as s3://.",
             show_default=False,
         ),
     ],

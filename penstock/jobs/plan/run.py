@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 import pyarrow as pa
 from rich import box
@@ -18,11 +19,12 @@ from yaml import YAMLError, safe_load
 
 from penstock._extras import need_extra
 from penstock.checkpointing.files import open_files
+from penstock.checkpointing.files.locations import redact_secrets
 from penstock.checkpointing.p_stream.reader import PStreamReader
 from penstock.checkpointing.p_stream.survey import is_p_stream
 from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.jobs.pipelines.places import wrong_with
-from penstock.jobs.pipelines.schemas import read_sample
+from penstock.jobs.pipelines.schemas import SAMPLE_ENDINGS, read_sample
 from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget
@@ -189,7 +191,7 @@ def _drop_first_of_each_start(entries: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def read_rows(path: str, max_rows: int) -> pa.Table:
-    """Return the first rows of a p-stream or of a file.
+    """Return the first rows of a p-stream or of a file. The path may be a URI; see `open_files`.
 
     Raises
     ------
@@ -198,9 +200,18 @@ def read_rows(path: str, max_rows: int) -> pa.Table:
     CorruptDataError, UnavailableError
         If a p-stream is damaged, or its file system refuses.
     """
+    if "://" in path:
+        place, mark, settings = path.partition("?")
+        directory, _, name = place.rpartition("/")
+        if Path(name).suffix.lower() not in SAMPLE_ENDINGS:
+            return PStreamReader(path).read(max_rows)
+        try:
+            content = open_files(directory + mark + settings).read(unquote(name))
+        except FileNotFoundError:
+            raise InvalidUsageError("there is no such file", file=redact_secrets(path)) from None
+        return read_sample(Path(name), content).slice(0, max_rows)
     file = Path(path)
-    is_named = bool(file.suffix) and "://" not in path
-    if file.is_file() or (is_named and not (file.exists() and is_p_stream(open_files(path)))):
+    if file.is_file() or (file.suffix and not (file.exists() and is_p_stream(open_files(path)))):
         return read_sample(file).slice(0, max_rows)
     return PStreamReader(path).read(max_rows)
 

@@ -130,6 +130,19 @@ def test_what_is_no_sample_is_refused(arguments: dict[str, Any], fact: str) -> N
         Sample.of(given["rows"], given["key"], given["time"])
 
 
+@pytest.mark.parametrize("name", ["sample.parquet", "a sample.csv", "sample.txt"])
+def test_a_sample_may_be_a_uri(tmp_path: Path, name: str) -> None:
+    rows = pa.table({"value": ["a", "b", "c"]})
+    if name.endswith(".parquet"):
+        pq.write_table(rows, tmp_path / name)
+    else:
+        header = [] if name.endswith(".txt") else ["value"]
+        (tmp_path / name).write_text("\n".join([*header, "a", "b", "c"]))
+    assert read_rows((tmp_path / name).as_uri(), 2).to_pydict() == {"value": ["a", "b"]}
+    with pytest.raises(InvalidUsageError, match=r"there is no such file: file=file://.*/none\.parquet"):
+        read_rows(f"{tmp_path.as_uri()}/none.parquet", 2)
+
+
 def test_a_plan_has_a_contract_or_a_budget() -> None:
     request = PlanRequest(key=("k",), time="t", cost="1ms", budget="800ms")
     assert request.limits == Budget(duration_us=800_000)
