@@ -42,7 +42,10 @@ from penstock.conf.sections import (
 )
 from penstock.conf.values import Section, choice, did_you_mean, show
 
-__all__ = ["explain_error"]
+__all__ = ["REQUIRED", "UNKNOWN_FIELD", "explain_error"]
+
+REQUIRED: Final = "is required"
+UNKNOWN_FIELD: Final = "unknown field"
 
 _SOURCES: Final[dict[str, type[Section]]] = {
     "market": MarketSource,
@@ -177,14 +180,14 @@ def explain_error(error: ErrorDetails, data: dict[str, Any], root: type[BaseMode
     if kind == "penstock":
         return [(path, context["fact"], context["hint"])]
     if kind == "missing":
-        return [(path, "is required", _explain_missing(path))]
+        return [(path, REQUIRED, _explain_missing(path))]
     if kind == "extra_forbidden":
         allowed = _fields(path[:-1], data, root)
         listed = f"the fields here are {', '.join(allowed)}"
-        return [(path, "unknown field", did_you_mean(path[-1], allowed, listed))]
+        return [(path, UNKNOWN_FIELD, did_you_mean(path[-1], allowed, listed))]
     if kind == "union_tag_not_found":
         path = (*path, "type")
-        return [(path, "is required", _explain_missing(path))]
+        return [(path, REQUIRED, _explain_missing(path))]
     if kind == "union_tag_invalid":
         fact, hint = choice(got["type"], list(_UNIONS[str(path[-1])]))
         if path[-1] == "sink":

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from penstock.conf.arguments import check_keywords
 from penstock.conf.cross_field_checks import LATE_STEPS, find_disagreements
 from penstock.conf.document import Document, FieldPath, PipelineError, Problem, describe, read_document
-from penstock.conf.error_messages import explain_error
+from penstock.conf.error_messages import REQUIRED, UNKNOWN_FIELD, explain_error
 from penstock.conf.kafka_source import KafkaSource
 from penstock.conf.sections import (
     ConsoleSink,
@@ -162,8 +162,17 @@ def _describe_problems(found: list[Problem], document: Document) -> list[str]:
             path = path[:-1]
         return order.index(path) if path else -1
 
-    found = sorted(found, key=position)
-    return [describe(document.place(path), path, fact, hint) for path, fact, hint in found]
+    return [
+        describe(document.place(path), path, fact + _cause(path, fact, document), hint)
+        for path, fact, hint in sorted(found, key=position)
+    ]
+
+
+def _cause(path: FieldPath, fact: str, document: Document) -> str:
+    """Return the override of a section's type that makes a field unknown or required, as part of a fact."""
+    override = document.places.get((*path[:-1], "type"), "")
+    is_cause = fact in (UNKNOWN_FIELD, REQUIRED) and path[-1:] != ("type",) and override.startswith("--set ")
+    return f" with {override}" if is_cause and document.place(path) != override else ""
 
 
 def _without_wrong_fields(data: dict[str, Any], found: list[Problem]) -> dict[str, Any] | None:

@@ -6,17 +6,19 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import aggregates_of
 from penstock.operators.scan.spec import PANE, Partial, Scan
 from penstock.sql.evaluate import type_of
 from penstock.sql.expression import Expression, column, edit
-from penstock.sql.syntax.functions import OWN_FUNCTION
+from penstock.sql.syntax.functions import NEVER_BOOLEAN, OWN_FUNCTION
 from penstock.sql.tree import Tree
 
 __all__ = [
     "UNKNOWN",
     "aggregate_type",
+    "check_condition",
     "declared_type",
     "expression_type",
     "fixed_bytes",
@@ -77,6 +79,36 @@ def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
         name = tree.value[1]
         return _DECLARED.get(_SPELLINGS.get(name, name), UNKNOWN)
     return UNKNOWN
+
+
+def check_condition(expression: Expression, schema: pa.Schema, option: str, **context: str) -> None:
+    """Check that the expression of an option can be true or false.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it has a different type.
+    """
+    kind = expression_type(expression, schema)
+    if not pa.types.is_boolean(kind) and (kind != UNKNOWN or _is_no_condition(expression.tree)):
+        known = {} if kind == UNKNOWN else {"type": type_text(kind)}
+        raise InvalidUsageError(
+            f"{'the ' if option == 'filter' else ''}{option} is not a condition, which is true or false",
+            **{option: expression.text},
+            **known,
+            hint="write a comparison, such as price > 0",
+            **context,
+        )
+
+
+def _is_no_condition(tree: Tree) -> bool:
+    """Return whether an expression cannot be a condition, whatever types its columns have."""
+    tree = tree.unnest()
+    if tree.kind == "cast":
+        return str(tree.value[1]).upper() != "BOOLEAN"
+    if tree.kind == "call":
+        return tree.value.lower() in NEVER_BOOLEAN
+    return tree.kind in ("binary", "unary", "number", "string", "interval")
 
 
 def _sum_type(kind: pa.DataType) -> pa.DataType:

@@ -27,10 +27,10 @@ from penstock.dataflow.nodes import (
 )
 from penstock.dataflow.plan import Persist, PhysicalPlan, plan
 from penstock.dataflow.statistics import Statistics, measure
-from penstock.ddl import parse_schema, quote, type_text
+from penstock.ddl import parse_schema, quote
 from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.own.abc import Operator
-from penstock.operators.types import UNKNOWN, expression_type
+from penstock.operators.types import check_condition
 from penstock.operators.update_stream.operator_options import (
     QueueArguments,
     QueueOptions,
@@ -43,8 +43,6 @@ from penstock.operators.update_stream.options import column_names
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.workflow import Workflow
 from penstock.sql.expression import Expression, column, split_alias
-from penstock.sql.syntax.functions import NEVER_BOOLEAN
-from penstock.sql.tree import Tree
 
 __all__ = ["Graph", "GraphName", "graph"]
 
@@ -90,16 +88,6 @@ def graph(name: str) -> GraphName:
     if not name:
         raise InvalidUsageError("a graph needs a name")
     return GraphName(name)
-
-
-def _is_no_condition(tree: Tree) -> bool:
-    """Return whether an expression cannot be a condition, whatever types its columns have."""
-    tree = tree.unnest()
-    if tree.kind == "cast":
-        return str(tree.value[1]).upper() != "BOOLEAN"
-    if tree.kind == "call":
-        return tree.value.lower() in NEVER_BOOLEAN
-    return tree.kind in ("binary", "unary", "number", "string", "interval")
 
 
 @check_keywords
@@ -202,16 +190,7 @@ class Graph(Windows, Streams):
         """
         label = self._open("where", name)
         condition = self._expression(predicate, label)
-        kind = expression_type(condition, self.schema)
-        if not pa.types.is_boolean(kind) and (kind != UNKNOWN or _is_no_condition(condition.tree)):
-            known = {} if kind == UNKNOWN else {"type": type_text(kind)}
-            raise InvalidUsageError(
-                "the filter is not a condition, which is true or false",
-                filter=predicate,
-                **known,
-                hint="write a comparison, such as price > 0",
-                node=label,
-            )
+        check_condition(condition, self.schema, "filter", node=label)
         return self._append(Where(label, (self.root,), condition))
 
     def select(self, *columns: str, name: str | None = None, **expressions: str) -> Self:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    import pyarrow as pa
+
     from penstock.checkpointing.graph.directory import GraphDirectory
     from penstock.conf.document import Document, FieldPath
     from penstock.conf.pipeline import Pipeline, Sink, Source, TableSection
@@ -105,7 +107,7 @@ def check_pipeline(
                 problems += _find_wrong_columns(loaded, document)
         else:
             if isinstance(checked, Graph):
-                problems += _find_wrong_sink_columns(loaded.sink, document, checked.schema.names)
+                problems += _find_wrong_sink_fields(loaded.sink, document, checked.schema)
     problems += _find_wrong_functions(named or loaded, document, all_settings)
     problems = list(dict.fromkeys(problems))
     if not problems:
@@ -156,11 +158,20 @@ def _find_wrong_columns(pipeline: Pipeline, document: Document) -> list[str]:
     return _collect(document, find_uses(pipeline, columns_of), Use.find_columns)
 
 
-def _find_wrong_sink_columns(sink: Sink, document: Document, columns: Iterable[str]) -> list[str]:
+def _find_wrong_sink_fields(sink: Sink, document: Document, schema: pa.Schema) -> list[str]:
     """Return the mistakes in columns and expressions that a sink names."""
     from penstock.jobs.checks.names import Use, sink_uses
+    from penstock.jobs.pipelines.graph import field_errors
+    from penstock.operators.types import check_condition
+    from penstock.sql.expression import Expression
 
-    return _collect(document, sink_uses(sink, tuple(columns)), Use.find_columns)
+    problems = _collect(document, sink_uses(sink, tuple(schema.names)), Use.find_columns)
+    if problems or (delete_when := getattr(sink, "delete_when", None)) is None:
+        return problems
+    with field_errors(document, "sink", "delete_when", goes_on=True):
+        condition = Expression.parse(delete_when).resolve(schema.names)
+        check_condition(condition, schema, "delete_when")
+    return list(document.problems)
 
 
 def _find_wrong_functions(pipeline: Pipeline, document: Document, settings: Mapping[str, str]) -> list[str]:

@@ -750,6 +750,24 @@ def test_a_wrong_override_is_named_instead_of_a_line(load: Loader, override: str
     assert problem in load.problems(_WHOLE, override)
 
 
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        (
+            "sink.type=noop",
+            "sink.rows: unknown field with --set sink.type=noop. Hint: the fields here are type.",
+        ),
+        ("sink.type=parquet", "sink.path: is required with --set sink.type=parquet."),
+    ],
+)
+def test_an_override_that_makes_a_field_of_the_file_wrong_is_named(override: str, problem: str) -> None:
+    with pytest.raises(PipelineError) as refused:
+        load_pipeline("market", [override])
+    assert any(text.endswith(problem) for text in refused.value.problems)
+    with pytest.raises(PipelineError, match=r"^--set sink={type: noop, row: 1}: sink.row: unknown field. "):
+        load_pipeline("market", ["sink={type: noop, row: 1}"])
+
+
 def test_a_line_is_still_named_for_what_no_override_wrote(load: Loader) -> None:
     assert load.problems(_with(7, "  policy: x"), "queue.budget=0") == [
         "p.yaml:7: queue.policy: 'x' is not one of fifo, in_place, linecutting, freshest.",

@@ -229,6 +229,26 @@ def test_hints_name_what_is_meant(tmp_path: Path, changes: dict[str, Any], probl
     assert found.endswith(problem)
 
 
+@pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize(
+    ("condition", "problem"),
+    [
+        ("price", "delete_when is not a condition, which is true or false: delete_when=price type=double"),
+        ("concat(symbol, 'x')", "delete_when is not a condition, which is true or false"),
+        ("pric > 0", "there is no column 'pric'"),
+    ],
+)
+def test_a_sinks_delete_when_that_is_no_condition_is_refused(
+    tmp_path: Path, engine: str, condition: str, problem: str
+) -> None:
+    sink = {"type": "pstream", "path": str(tmp_path / "p"), "key": "symbol", "time": "time"}
+    query = {"checkpoint": str(tmp_path / "ck")}
+    file = written(tmp_path, {"sink": sink | {"delete_when": condition}, "query": query, "engine": engine})
+    (found,) = problems_of(file)
+    assert found.startswith(f"sink.delete_when: {problem}")
+    check_pipeline(file, ["sink.delete_when=price > 0"])
+
+
 def test_each_store_has_a_hint() -> None:
     assert _STORES == SCHEMES
 
