@@ -364,10 +364,11 @@ def check_tables(files: Files, name: str, tables: Iterable[TableSpec], *, create
         raise InvalidUsageError(
             "there is no database at this location", file=path, hint="open it there first"
         ) from None
+    others = {"database": "another name", "tables": "other tables"}
     for setting, value in ours.items():
         if theirs.get(setting) != value:
             raise InvalidUsageError(
-                f"the database at this location has other {setting}",
+                f"the database at this location has {others.get(setting, f'another {setting}')}",
                 was=theirs.get(setting),
                 now=value,
                 file=path,

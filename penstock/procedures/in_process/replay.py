@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import PlainProgram
@@ -47,7 +48,10 @@ def repeat(call: Call, state: State, programs: OpenPrograms, strong: StrongRecov
     if table != call.called:
         state.load(table, call.events)
         return
-    program = programs.find(call.called, call.events.schema)
+    try:
+        program = programs.find(call.called, call.events.schema)
+    except InvalidUsageError as error:
+        raise _changed_program_error(call, **error.context, reason=error.fact) from error
     _check_program(call, program.digest)
     if call.transaction is None:
         state.run(program, call.events, call.bounds)
@@ -65,10 +69,12 @@ def repeat(call: Call, state: State, programs: OpenPrograms, strong: StrongRecov
 
 def _check_program(call: Call, digest: str) -> None:
     if digest != call.program:
-        raise InvalidUsageError(
-            "the log has calls of another program",
-            procedure=call.called,
-            was=call.program,
-            now=digest,
-            hint="open it once with the procedure as it was, and close it: then no calls are repeated",
-        )
+        raise _changed_program_error(call, was=call.program, now=digest)
+
+
+def _changed_program_error(call: Call, **context: Any) -> InvalidUsageError:
+    return InvalidUsageError(
+        "the log has calls of another program",
+        **{"procedure": call.called, **context},
+        hint="open it once with the procedure as it was, and close it: then no calls are repeated",
+    )

@@ -48,7 +48,10 @@ def move(e, accounts):
 """
 
 
-def bank(text: str = MOVE, columns: str = "id bigint, balance bigint NOT NULL, note string") -> Database:
+COLUMNS = "id bigint, balance bigint NOT NULL, note string"
+
+
+def bank(text: str = MOVE, columns: str = COLUMNS) -> Database:
     database = penstock.database("bank")
     database.table("accounts", columns, key="id", indexes=["balance"])
     event = "source bigint, target bigint, amount bigint, note string"
@@ -185,6 +188,18 @@ def test_a_changed_procedure_is_refused_while_its_calls_would_be_repeated(tmp_pa
     del db
     with pytest.raises(InvalidUsageError, match="the log has calls of another program"):
         bank(changed).open(tmp_path / "bank")
+    more, none = penstock.database("bank"), penstock.database("bank")
+    for database in (more, none):
+        database.table("accounts", COLUMNS, key="id", indexes=["balance"])
+    event = "source bigint, target bigint, amount bigint, note string, z int"
+    more.procedure(event=event, returns="richest bigint")(define(MOVE))
+    for database, why in (
+        (more, "procedure=move attribute=z reason=the event lacks an attribute"),
+        (none, "procedure=move reason=there is no such procedure"),
+    ):
+        error = rf"calls of another program: {why}\. Hint: open it once with the procedure as it was"
+        with pytest.raises(InvalidUsageError, match=error):
+            database.open(tmp_path / "bank")
     bank().open(tmp_path / "bank").close()
     with bank(changed).open(tmp_path / "bank") as db:
         assert db.call("move", source=1, target=2, amount=300, note="a")["rejected"] == "too little"
@@ -295,6 +310,8 @@ def test_other_tables_are_refused(tmp_path: Path) -> None:
     bank().open(tmp_path / "bank").close()
     with pytest.raises(InvalidUsageError, match="the database at this location has other tables"):
         bank(columns="id bigint, balance int NOT NULL, note string").open(tmp_path / "bank")
+    with pytest.raises(InvalidUsageError, match="location has another name: was=bank now=shop"):
+        penstock.database("shop").open(tmp_path / "bank")
 
 
 def test_a_call_that_fails_is_not_repeated(tmp_path: Path) -> None:
