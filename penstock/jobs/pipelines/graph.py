@@ -387,7 +387,7 @@ def problem_of(document: Document, path: FieldPath, error: InvalidUsageError) ->
     """Return the line for an error in a field."""
     context = "".join(f" {name}={value}" for name, value in error.context.items() if name != "node")
     fact = f"{error.fact}:{context}" if context else error.fact
-    return describe(_place_of(document, path, fact), path, fact, error.hint)
+    return describe(_place_of(document, path, fact, error), path, fact, error.hint)
 
 
 def _field_of(document: Document, path: FieldPath, error: InvalidUsageError) -> FieldPath:
@@ -405,10 +405,13 @@ def _field_of(document: Document, path: FieldPath, error: InvalidUsageError) -> 
     return found.pop() if len(found) == 1 else path
 
 
-def _place_of(document: Document, path: FieldPath, fact: str) -> str:
+def _place_of(document: Document, path: FieldPath, fact: str, error: InvalidUsageError) -> str:
     """Return the position of a section, or the override whose value is wrong."""
+    name = error.context.get("name")  # of a function or class, which is quoted in the value
     for at, place in document.places.items():
-        if at[: len(path)] == path and place.startswith("--set ") and str(document.value(at)) in fact:
+        value = str(document.value(at))
+        is_named = value in fact or (name is not None and f"'{name}'" in value)
+        if at[: len(path)] == path and place.startswith("--set ") and is_named:
             return place
     return document.place(path)
 

@@ -135,3 +135,9 @@ def test_a_wrong_name_is_an_error_with_its_place(tmp_path: Path, penstock_pipeli
     (tmp_path / "w.yaml").write_text(WINDOWS.replace("Spread", "Spraed", 1))
     with pytest.raises(InvalidUsageError, match=r"w\.yaml:5.*cannot be imported"):
         penstock_pipeline(tmp_path / "w.yaml")
+    (tmp_path / "w.yaml").write_text(WINDOWS)
+    wrong = "own('tests.samples.aggregates:Nope', v)"
+    with pytest.raises(
+        InvalidUsageError, match=r"--set aggregates\.own=own.*: aggregates: .*cannot be imported"
+    ):
+        penstock_pipeline(tmp_path / "w.yaml", overrides=[f"aggregates.own={wrong}"])
