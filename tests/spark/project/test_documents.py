@@ -17,7 +17,7 @@ ALL = [block for page in pages() for block in blocks(page)]
 MAX_NOT_RUN = 3
 """A block more that does not run is a decision, not an accident."""
 LONG_PAGES = [
-    "docs/concepts/p-streams.md",
+    *(f"docs/concepts/{name}.md" for name in ("p-streams", "transactions")),
     *(
         f"docs/how-to/{name}.md"
         for name in (
