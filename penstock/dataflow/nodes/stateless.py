@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
+from penstock.ddl import type_text
 from penstock.operators.scan.spec import Scan
 from penstock.operators.types import UNKNOWN, declared_type, scan_schema
 from penstock.sql.expression import Expression, column
@@ -153,13 +155,12 @@ class Union(Node):
 
     def _schema(self) -> pa.Schema:
         first = self.inputs[0].schema
-        for other in self.inputs[1:]:
-            if not _are_alike(first, other.schema):
+        for number, other in enumerate(self.inputs[1:], 2):
+            if differences := _differences(first, other.schema):
                 raise self.wrong(
-                    "the streams of a union differ",
-                    "make the same columns with select",
-                    first=_columns(first),
-                    other=_columns(other.schema),
+                    f"the streams of a union differ: stream {number} and the first",
+                    "make the same columns with select (in a pipeline, with projection)",
+                    **differences,
                 )
         return first
 
@@ -254,15 +255,19 @@ class Sink(Node):
         return self.kind
 
 
-def _are_alike(left: pa.Schema, right: pa.Schema) -> bool:
-    """Return whether two schemas have the same columns, in any order; unknown types match any type."""
-    if sorted(left.names) != sorted(right.names):
-        return False
-    types = ((field.type, right.field(field.name).type) for field in left)
-    return all(
-        left_type == right_type or UNKNOWN in (left_type, right_type) for left_type, right_type in types
-    )
+def _differences(first: pa.Schema, other: pa.Schema) -> dict[str, str]:
+    """Return how a schema differs from the first, in any order; unknown types match any type."""
+    both = [(field, other.field(field.name)) for field in first if field.name in other.names]
+    types = [(one, two) for one, two in both if one.type != two.type and UNKNOWN not in (one.type, two.type)]
+    differences = {
+        "missing": _columns(field for field in first if field.name not in other.names),
+        "more": _columns(field for field in other if field.name not in first.names),
+        "changed": ", ".join(
+            f"{one.name} is {type_text(two.type)}, not {type_text(one.type)}" for one, two in types
+        ),
+    }
+    return {name: text for name, text in differences.items() if text}
 
 
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+def _columns(fields: Iterable[pa.Field]) -> str:
+    return ", ".join(f"{field.name} {type_text(field.type)}" for field in fields)

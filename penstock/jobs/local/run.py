@@ -172,6 +172,7 @@ def _batch(done: LocalBatch) -> Batch:
         emitted=metrics.emitted,
         conflated=metrics.conflated,
         late=metrics.late,
+        duplicates=metrics.duplicates,
         dropped=metrics.dropped,
         bad_records=done.bad_records,
         waiting_keys=metrics.waiting_keys,

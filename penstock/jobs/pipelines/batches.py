@@ -32,7 +32,7 @@ class Batch:
     ----------
     number : int
         The batch's id.
-    rows_in, emitted, conflated, late, dropped : int
+    rows_in, emitted, conflated, late, duplicates, dropped : int
         Counts of the operator's rows, as in `penstock.metrics`. For a query without a Penstock operator,
         `rows_in` counts the rows of its sources.
     waiting_keys : int
@@ -63,6 +63,7 @@ class Batch:
     staleness_ms: float = 0.0
     staleness_p95_ms: float = 0.0
     bad_records: int = 0
+    duplicates: int = 0
     committed: int = 0
     rejected: int = 0
     has_operator: bool = True
@@ -79,7 +80,7 @@ class Totals:
 
     Attributes
     ----------
-    batches, rows_in, emitted, conflated, late, dropped, bad_records : int
+    batches, rows_in, emitted, conflated, late, duplicates, dropped, bad_records : int
         The number of batches, and sums over all batches of the run.
     committed, rejected : int
         Sums over all batches; both are 0 without transactions.
@@ -102,6 +103,7 @@ class Totals:
     waiting_keys: int = 0
     signal: int | None = None
     bad_records: int = 0
+    duplicates: int = 0
     committed: int = 0
     rejected: int = 0
     idle: int = 0
@@ -115,6 +117,7 @@ class Totals:
             emitted=self.emitted + batch.emitted,
             conflated=self.conflated + batch.conflated,
             late=self.late + batch.late,
+            duplicates=self.duplicates + batch.duplicates,
             dropped=self.dropped + batch.dropped,
             waiting_keys=batch.waiting_keys,
             signal=self.signal,
@@ -135,6 +138,7 @@ def batch_parts(batch: Batch) -> list[str]:
         parts.append(f"emitted {batch.emitted:>8,}")
     parts += [f"conflated {batch.conflated:>9,}"] if batch.conflated else []
     parts += [f"late {batch.late:,}"] if batch.late else []
+    parts += [f"duplicates {batch.duplicates:,}"] if batch.duplicates else []
     parts += [f"dropped {batch.dropped:,}"] if batch.dropped else []
     parts += [f"bad records {batch.bad_records:,}"] if batch.bad_records else []
     parts += [f"waiting {batch.waiting_keys:>7,}"] if batch.waiting_keys else []
@@ -164,6 +168,7 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = ()) -> str:
         emitted: totals.emitted,
         "conflated": totals.conflated,
         "late": totals.late,
+        "duplicate" if totals.duplicates == 1 else "duplicates": totals.duplicates,
         "dropped": totals.dropped,
         "committed": totals.committed,
         "rejected": totals.rejected,

@@ -146,7 +146,7 @@ class TokenCursor:
                 "an expression is empty"
                 if not self._text.strip()
                 else "an expression cannot be parsed: it ends too early",
-                hint="write a SQL expression",
+                hint="write a SQL expression; in a list in YAML, quote an expression that contains a comma",
                 expression=self._text,
             )
         return InvalidUsageError(

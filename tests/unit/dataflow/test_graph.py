@@ -401,7 +401,10 @@ def _queue() -> Graph:
         (lambda: readings().sink("noop").where("load > 1"), "nothing may follow a sink"),
         (lambda: readings().where("load > 1", name="readings"), "same name"),
         (lambda: readings().union(readings()), "two sources have the same name"),
-        (lambda: readings("a").union(readings("b").select("load")), "streams of a union differ"),
+        (
+            lambda: readings("a").union(readings("b").select("load")),
+            "streams of a union differ: stream 2 and the first: missing=",
+        ),
         (lambda: readings("a").union(_queue().select("*"), name="u"), "update keys of a union differ"),
         (lambda: readings().lookup("plugs", PLUGS, on="house"), "no column 'house'"),
         (lambda: readings().union(*NAMES), "an input is not a graph: got=str node=union"),

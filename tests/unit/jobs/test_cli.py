@@ -262,6 +262,7 @@ def test_run_shows_batches_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
         emitted=500,
         conflated=18_380,
         late=7,
+        duplicates=3,
         dropped=0,
         waiting_keys=1_120,
         duration_ms=2_093,
@@ -283,11 +284,11 @@ def test_run_shows_batches_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[0].queue is not None
     assert seen[0].queue.budget == 500
     assert result.stderr.splitlines() == [
-        "batch 0     in    20,000  emitted      500  conflated    18,380  late 7  waiting   1,120  "
-        "stale 340 ms, p95 1.2 s  took 2.1 s",
+        "batch 0     in    20,000  emitted      500  conflated    18,380  late 7  duplicates 3  "
+        "waiting   1,120  stale 340 ms, p95 1.2 s  took 2.1 s",
         "stale: how long the oldest update that the results lack has waited, per key;  "
         "average and 95th percentile over keys and time",
-        "1 batch, 20,000 rows in, 500 emitted, 18,380 conflated, 7 late",
+        "1 batch, 20,000 rows in, 500 emitted, 18,380 conflated, 7 late, 3 duplicates",
         "1,120 keys still wait: the newest row of each is gone with the temporary checkpoint; "
         "set query.checkpoint to keep it.",
     ]
