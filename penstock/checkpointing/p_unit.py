@@ -135,7 +135,10 @@ class PUnit:
         for one, column in zip(schema, block.columns, strict=True):
             if column.null_count and not one.nullable:
                 raise CorruptDataError(
-                    "a block has nulls in a column that allows none", block=name, column=one.name
+                    "a block has nulls in a column that allows none",
+                    block=name,
+                    column=one.name,
+                    hint="if the input's column was nullable before, make it nullable again",
                 )
         if block.schema.types == schema.types:
             return block

@@ -117,11 +117,17 @@ _COPIED_BY = {"buckets": "rescale", "schema": "migrate", "left": "migrate", "rig
 
 
 def changed_setting_error(
-    name: str, was: object, now: object, *, operator: str, file: str
+    name: str, was: Any, now: Any, *, operator: str, file: str, may_add: Collection[str] | None = None
 ) -> InvalidUsageError:
-    """Return the error for a setting that differs from the description in a file."""
+    """Return the error for a setting that differs from the description in a file.
+
+    For a setting with columns, `may_add` has the columns that may be added.
+    """
     hint = "set it back, or start with a new checkpoint"
-    if name == "program":
+    added = [] if may_add is None else find_added(was or (), now, now) or []
+    if refused := [column for column in added if column not in (may_add or ())]:
+        hint += f"; an added column allows nulls (a literal does not) and has no role: {', '.join(refused)}"
+    elif name == "program":
         hint += f', or continue over its tables with compatible_with="{was}"'
     elif name in _COPIED_BY:
         hint += f", or with a copy that penstock state {_COPIED_BY[name]} makes"

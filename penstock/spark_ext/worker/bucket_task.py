@@ -374,7 +374,8 @@ class BucketTask(Generic[S]):
                 # The value may be the user's `compatible_with`, so show the digest of the program.
                 now = getattr(self.operator, "digest", value) if name == "program" else value
                 setting = "delete_when" if adds_deletes(theirs.get(name), value) else name
-                raise changed_setting_error(setting, theirs.get(name), now, operator=self.name, file=path)
+                was, may_add = theirs.get(name), growing.get(setting)
+                raise changed_setting_error(setting, was, now, operator=self.name, file=path, may_add=may_add)
         return more
 
 

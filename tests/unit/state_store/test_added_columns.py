@@ -138,3 +138,25 @@ def test_a_worker_that_held_the_state_before_a_column_was_added_loads_it_again(t
     marked = [*task(OLD).specification()["schema"], "deleted boolean"]
     with pytest.raises(InvalidUsageError, match="the checkpoint was made with another delete_when"):
         task(OLD).check_same({**task(OLD).specification(), "schema": marked}, "file")
+
+
+def test_an_added_column_without_nulls_is_an_error_that_says_so(tmp_path: Path) -> None:
+    def task(schema: pa.Schema) -> BucketTask[Any]:
+        texts = tuple(f"{one.name} {one.type}" for one in schema)
+        operator = QueueOperator(stream(schema), QueueOptions(budget=1), Query(None, schema, ("k",)), texts)
+        return BucketTask("one", str(tmp_path), operator, 1, 1)
+
+    known = task(OLD).specification()
+    assert task(NEW).check_same(known, "") == ["schema"]
+    strict = NEW.set(3, pa.field("last", pa.int8(), nullable=False))
+    hint = r"an added column allows nulls \(a literal does not\) and has no role: last int8\.$"
+    with pytest.raises(InvalidUsageError, match=hint):
+        task(strict).check_same(known, "")
+    with pytest.raises(InvalidUsageError, match="that penstock state migrate makes"):
+        task(OLD).check_same(task(NEW).specification(), "")
+
+
+def test_nulls_of_a_column_that_was_nullable_are_told_apart_from_damage() -> None:
+    unit = PUnit("x", {}, {"rows": pa.record_batch({"v": pa.array([None], pa.int64())})})
+    with pytest.raises(CorruptDataError, match=r"column=v\. Hint: if the input's column was nullable before"):
+        unit.block("rows", pa.schema([pa.field("v", pa.int64(), nullable=False)]))
