@@ -118,7 +118,7 @@ def serve(
         from penstock.jobs.signals import StopSignals
         from penstock.predicting.models.predictor import Predictor
         from penstock.procedures.partitions.placement import read_ranges
-        from penstock.procedures.served.server import DatabaseServer
+        from penstock.procedures.served.server import DatabaseServer, check_address
 
         if (tls_certificate is None) != (tls_key is None):
             raise InvalidUsageError("TLS needs both a certificate and its key")
@@ -150,6 +150,8 @@ def serve(
                 speculate=speculate or False,
             )
 
+        # Opening the database stops a server that has it open already, so check the address first.
+        check_address(host, port, token)
         with StopSignals() as signals, make() as made:
             server = DatabaseServer(
                 made, host, port, token=token, certificate=certificate, commit_interval=commit_interval

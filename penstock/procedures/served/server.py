@@ -33,7 +33,7 @@ from penstock.procedures.served.messages import (
 )
 from penstock.units import parse_duration_us
 
-__all__ = ["DatabaseServer"]
+__all__ = ["DatabaseServer", "check_address"]
 
 _LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -50,6 +50,32 @@ class _TokenMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  #
         given = headers.get("authorization", [""])[0].encode()
         if not hmac.compare_digest(given, self._header):
             raise flight.FlightUnauthenticatedError("the token is missing or wrong")
+
+
+def check_address(host: str, port: int, token: str | None) -> None:
+    """Check that a server can listen. A caller checks this before it opens the database, which fences others.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the token is missing or unusable.
+    UnavailableError
+        If the server cannot listen at the address.
+    """
+    if token is None and host not in _LOCAL_HOSTS:
+        raise InvalidUsageError(
+            "other machines could call the database without a token",
+            host=host,
+            hint="set a token, or listen at 127.0.0.1",
+        )
+    if token is not None and (not token or not token.isascii() or not token.isprintable()):
+        raise InvalidUsageError("a token has only printable ASCII characters, and at least one")
+    try:
+        _check_free(host, port)
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(
+            "cannot listen at this address", host=host, port=port, hint="choose another port"
+        ) from error
 
 
 def _check_free(host: str, port: int) -> None:
@@ -107,14 +133,7 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         most_waiting: int = 1 << 12,
         commit_interval: str | timedelta = "0ms",
     ) -> None:
-        if token is None and host not in _LOCAL_HOSTS:
-            raise InvalidUsageError(
-                "other machines could call the database without a token",
-                host=host,
-                hint="set a token, or listen at 127.0.0.1",
-            )
-        if token is not None and (not token or not token.isascii() or not token.isprintable()):
-            raise InvalidUsageError("a token has only printable ASCII characters, and at least one")
+        check_address(host, port, token)
         self.database = database
         self._commit_interval = commit_interval
         self._taking_over = threading.Lock()
@@ -125,7 +144,6 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         scheme = "grpc" if certificate is None else "grpc+tls"
         authority = f"[{host}]" if ":" in host else host
         try:
-            _check_free(host, port)
             super().__init__(
                 f"{scheme}://{authority}:{port}",
                 middleware=None if token is None else {"token": _TokenMiddleware(token)},
