@@ -50,10 +50,8 @@ __all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "r
 _POLL_S = 0.25
 _MIN_OVERDUE_S = 1.0
 """Running batches are polled, so shorter limits are raised to this time."""
-_COUNTS = (
-    "rows_in", "emitted", "conflated", "late", "duplicates", "dropped", "committed", "rejected",
-    "waiting_keys",
-)  # fmt: skip
+_COUNTS = ("rows_in", "emitted", "conflated", "late", "duplicates", "dropped",
+           "committed", "rejected", "waiting_keys")  # fmt: skip
 
 _REFUSAL = re.compile(rf"{re.escape(REFUSAL)}: source=(\S+)")
 """The text of Spark about a bad record of a source, if the source refuses such records."""
