@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,10 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock import _durable
 from penstock._clock import monotonic_s, now_us, pause
+from penstock.checkpointing.spark_checkpoint import local_path
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, Query
-from penstock.errors import PenstockError
+from penstock.errors import InvalidUsageError, PenstockError
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer
 from penstock.jobs.signals import StopSignals
@@ -57,7 +61,7 @@ def run_local(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run the pipeline.
+        If the local engine cannot run the pipeline, or another process runs with its checkpoint.
     PenstockError
         If a micro-batch fails.
     """
@@ -70,6 +74,7 @@ def run_local(
                 is_stopped=lambda: signals.received is not None, later_steps=pipeline.later_steps
             )
             show = stack.enter_context(printer)
+        stack.enter_context(_only_run(pipeline.query.checkpoint))
         running = open_pipeline(pipeline, document)
         metrics = _MetricsFile(pipeline)
         exports = _open_exports(pipeline.query, stack)
@@ -109,6 +114,36 @@ def run_local(
             while not is_stopped() and (left_s := next_s - monotonic_s()) > 0:
                 pause(min(left_s, _SIGNAL_S))  # wait until the next trigger
     return replace(totals, signal=signals.received)
+
+
+@contextmanager
+def _only_run(checkpoint: str | None) -> Iterator[None]:
+    """Lock a checkpoint, so that no other process runs with it. The system unlocks it if this process ends.
+
+    Raises
+    ------
+    InvalidUsageError
+        If another process has locked the checkpoint.
+    """
+    path = None if checkpoint is None else local_path(checkpoint)
+    if path is None:  # a temporary checkpoint, or one that the engine refuses
+        yield
+        return
+    _durable.make_directory(path)
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise InvalidUsageError(
+            "another process runs with this checkpoint",
+            checkpoint=path,
+            hint="stop that process, or give each run its own query.checkpoint and output",
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from penstock.conf.pipeline import Pipeline
+from penstock.errors import InvalidUsageError
 from penstock.jobs.local import run
 from penstock.local_engine.query import LocalBatch
 from penstock.operators.scheduling.metrics import BatchMetrics
@@ -45,3 +49,22 @@ def test_without_a_trigger_the_contract_chooses_the_interval(
     })  # fmt: skip
     run.run_local(pipeline, lambda batch: None)
     assert seen == pytest.approx(begins)
+
+
+def test_one_process_at_a_time_runs_with_a_checkpoint(tmp_path: Path) -> None:
+    pipeline = Pipeline.model_validate({
+        "engine": "local", "queue": {"key": "k", "time": "t"}, "sink": {"type": "noop"},
+        "source": {"type": "files", "format": "json", "path": str(tmp_path / "in"), "schema": "k INT, t INT"},
+        "query": {"checkpoint": str(tmp_path / "ck"), "trigger": "available_now"},
+    })  # fmt: skip
+    (tmp_path / "in").mkdir()
+    run.run_local(pipeline, lambda batch: None)
+    code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)"
+    command = [sys.executable, "-uc", f"{code}; print(); input()", str(tmp_path / "ck")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(InvalidUsageError, match="another process runs with this checkpoint"):
+            run.run_local(pipeline, lambda batch: None)
+        other.kill()
+    run.run_local(pipeline, lambda batch: None)
