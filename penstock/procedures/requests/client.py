@@ -14,10 +14,10 @@ from penstock._clock import monotonic_s, new_id, pause
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.ddl import schema_text
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.procedures.compiler.program import REJECTED, event_schema, result_schema
+from penstock.procedures.compiler.program import REJECTED, event_schema
 from penstock.procedures.in_process.arrow_rows import check_named
 from penstock.procedures.requests.messages import ANSWERS, REQUESTS, decode_values, encode_event
-from penstock.procedures.requests.programs import request_program
+from penstock.procedures.requests.programs import request_program, result_columns
 from penstock.procedures.schema import lacks_attribute
 from penstock.units import parse_duration_us
 
@@ -204,6 +204,5 @@ class RequestClient:
 
     def _decode(self, procedure: str, answer: dict[str, Any]) -> dict[str, Any]:
         program = request_program(self._catalog, procedure)
-        schema = result_schema(program).remove(len(program.results))
-        rows, _ = decode_values([answer["results"] or "{}"], schema)
+        rows, _ = decode_values([answer["results"] or "{}"], result_columns(program))
         return {**rows.to_pylist()[0], REJECTED: answer[REJECTED]}

@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.procedures.analysis.routing import routing_attribute
-from penstock.procedures.compiler.program import PlainProgram, Program, event_schema
+from penstock.procedures.compiler.program import PlainProgram, Program, event_schema, result_schema
 
 if TYPE_CHECKING:
     from penstock.procedures.workflows.catalog import Catalog
 
-__all__ = ["RequestPrograms", "request_program"]
+__all__ = ["RequestPrograms", "request_program", "result_columns"]
 
 NO_PROCEDURE = "no such procedure"
 NOT_FOR_REQUESTS = "not for requests"
@@ -73,6 +74,12 @@ class RequestPrograms:
         digests = sorted((name, program.digest) for name, program in self.programs.items())
         return hashlib.sha256(repr((digests, sorted(self.refusals.items()))).encode()).hexdigest()
 
+    @cached_property
+    def types(self) -> Mapping[bytes, bytes]:
+        """The columns of each program's results, as metadata of a table of answers."""
+        columns = {name: result_columns(program) for name, program in self.programs.items()}
+        return {name.encode(): schema.serialize().to_pybytes() for name, schema in columns.items()}
+
     def route(self, procedure: str) -> str | None:
         """Return the attribute that determines a request's bucket; None if there is no such program."""
         program = self.programs.get(procedure)
@@ -123,3 +130,8 @@ def request_program(catalog: Catalog, name: str) -> Program | PlainProgram:
             hint="streams and windows belong to the workflow; let it write a table that the request reads",
         )
     return procedure.program()
+
+
+def result_columns(program: Program | PlainProgram) -> pa.Schema:
+    """Return the columns of a program's results, without `rejected`."""
+    return result_schema(program).remove(len(program.results))

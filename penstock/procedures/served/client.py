@@ -17,7 +17,7 @@ from penstock.conf.arguments import check_keywords
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.procedures.in_process.arrow_rows import as_arrow, check_named, find_unheld
 from penstock.procedures.replicas.lag import Lag
-from penstock.procedures.requests.messages import REQUESTS, encode_event
+from penstock.procedures.requests.messages import REQUESTS, decode_values, encode_event
 from penstock.procedures.served.messages import (
     ANSWER,
     CALL,
@@ -149,15 +149,14 @@ class DatabaseClient:
         end, pause_s = monotonic_s() + self._timeout_s, _SHORTEST_PAUSE_S
         while True:
             try:
-                (answer,) = self._act(ANSWER, rows).to_pylist()
+                answers = self._act(ANSWER, rows)
             except UnavailableError:
                 if monotonic_s() + pause_s >= end:
                     raise
                 pause(pause_s)  # a server does not announce that it has started
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
-                results = {} if answer["results"] is None else json.loads(answer["results"])
-                return {**results, "rejected": answer["rejected"]}
+                return _decode_answer(answers, procedure)
 
     def run(self, procedure: str, events: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> pa.Table:
         """Run a transaction for each event, in order; return a row of results for each event.
@@ -255,6 +254,16 @@ class DatabaseClient:
             if self._is_closed:
                 raise InvalidUsageError("the client is closed", uri=self.uri) from None
             raise
+
+
+def _decode_answer(answers: pa.Table, procedure: str) -> dict[str, Any]:
+    """Return the results of one request; a procedure that the database does not run has none."""
+    (answer,) = answers.to_pylist()
+    results: dict[str, Any] = {}
+    if (columns := (answers.schema.metadata or {}).get(procedure.encode())) is not None:
+        rows, _ = decode_values([answer["results"] or "{}"], pa.ipc.read_schema(pa.py_buffer(columns)))
+        (results,) = rows.to_pylist()
+    return {**results, "rejected": answer["rejected"]}
 
 
 def _named(rows: pa.Table, procedure: str) -> pa.Table:

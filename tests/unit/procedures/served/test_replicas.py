@@ -316,7 +316,7 @@ def test_a_location_without_this_database_cannot_be_followed(tmp_path: Path) -> 
         shop().follow(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     penstock.database("other").open(tmp_path / "other").close()
-    with pytest.raises(InvalidUsageError, match="has other"):
+    with pytest.raises(InvalidUsageError, match="has another name"):
         shop().follow(tmp_path / "other")
 
 

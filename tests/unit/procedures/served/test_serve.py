@@ -348,8 +348,9 @@ def test_a_client_goes_on_with_the_server_that_is_started_after_a_kill(tmp_path:
         process, uri = started(tmp_path)
         with penstock.DatabaseClient(uri, timeout="1s") as client:
             for number in range(acknowledged, acknowledged + 5):
-                client.call_once(f"request {number}", "pay", id=1, amount="1.00")
+                answer = client.call_once(f"request {number}", "pay", id=1, amount="1.00")
                 acknowledged += 1
+                assert answer == {"left": Decimal(f"{100 - acknowledged}.00"), "rejected": None}
             end(process)
             with pytest.raises(UnavailableError):
                 client.call_once("late", "pay", id=2, amount="1.00")
