@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +42,7 @@ WRONG: Final = 2
 SIGNALLED: Final = 128
 RETAIN_VERSIONS: Final = 2  # as in `BucketStore`, whose module is heavy
 _PIPE_WIDTH: Final = 200
-"""The width of tables without a terminal and without ``COLUMNS``."""
+"""The width of tables without a terminal."""
 
 StateArgument = Annotated[
     str,
@@ -178,8 +177,7 @@ def console() -> Console:
     """Return the console that writes tables to standard output."""
     from rich.console import Console
 
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(highlight=False, width=None if known else _PIPE_WIDTH)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def amount(files: int, size_bytes: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from penstock import compression
@@ -20,7 +21,7 @@ from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.cli import app
 from penstock.errors import CorruptDataError
 from penstock.jobs.commands import common
-from penstock.jobs.inspect import block
+from penstock.jobs.inspect import block, state
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
@@ -181,7 +182,7 @@ def test_a_table_for_a_narrow_terminal_has_all_facts(
     stores: list[BucketStore], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = penstock("inspect", "state", str(place)).stdout
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(state, "console", lambda: Console(width=80))  # a test's output is no terminal
     narrow = penstock("inspect", "state", str(place)).stdout.splitlines()
     assert max(map(len, narrow)) <= 80
     rows = [[cell.strip() for cell in line.split("│")] for line in narrow if "│" in line]
