@@ -263,6 +263,11 @@ class DeletingWindowPlan(TimeWindowPlan):
         """Return None, because only Spark can compute results of these windows."""
         return None
 
+    @property
+    def delay_panes(self) -> int:
+        """The delay in units of the time column, because rows wait with their own times, not with panes."""
+        return to_steps(self.delay_ms, self.fragments.time_unit)
+
     def settings(self, columns: Iterable[str]) -> dict[str, Any]:
         """Return the settings that are fixed for the life of a checkpoint, as JSON values."""
         return super().settings(columns) | {"deletes": self.fragments.pane_steps}
