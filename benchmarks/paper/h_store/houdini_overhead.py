@@ -122,7 +122,7 @@ def _one_thread(db: OpenDatabase) -> Iterator[None]:
         return {number: task() for number, task in tasks.items()}
 
     with (
-        mock.patch.object(state, "_threads", [_Inline()] * state.partitions),
+        mock.patch.object(state, "threads", [_Inline()] * state.partitions),
         mock.patch.object(state, "run_each", run_each),
     ):
         yield

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from penstock._clock import monotonic_s, now_us, pause
 from penstock.checkpointing.spark_checkpoint import local_path
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, Query
-from penstock.errors import InvalidUsageError, PenstockError
+from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer
 from penstock.jobs.signals import StopSignals
@@ -118,32 +118,47 @@ def run_local(
 
 @contextmanager
 def _only_run(checkpoint: str | None) -> Iterator[None]:
-    """Lock a checkpoint, so that no other process runs with it. The system unlocks it if this process ends.
+    """Lock a checkpoint, so that no other process runs with it. The lock ends with this process.
 
     Raises
     ------
     InvalidUsageError
         If another process has locked the checkpoint.
+    UnavailableError
+        If the file system refuses.
     """
     path = None if checkpoint is None else local_path(checkpoint)
     if path is None:  # a temporary checkpoint, or one that the engine refuses
         yield
         return
+    is_new = not path.exists()
     _durable.make_directory(path)
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise UnavailableError("the checkpoint cannot be opened", checkpoint=path) from error
+    try:
+        _lock(lock, path)
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may still hold the descriptor
         os.close(lock)
+        if is_new:
+            with suppress(OSError):  # a start that was refused leaves no directory
+                path.rmdir()
+
+
+def _lock(directory: int, path: Path) -> None:
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         raise InvalidUsageError(
             "another process runs with this checkpoint",
             checkpoint=path,
             hint="stop that process, or give each run its own query.checkpoint and output",
         ) from None
-    try:
-        yield
-    finally:
-        os.close(lock)
+    except OSError as error:
+        raise UnavailableError("the checkpoint cannot be locked", checkpoint=path) from error
 
 
 @contextmanager

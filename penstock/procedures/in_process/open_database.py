@@ -357,7 +357,8 @@ class OpenDatabase:
                 )
                 for rows in batches_of(requests, REQUESTS, owner="requests")
             ]
-        return pa.Table.from_batches(answers, ANSWERS).replace_schema_metadata(programs.types)
+        answered = pa.Table.from_batches(answers, ANSWERS)
+        return answered.replace_schema_metadata(programs.types(answered["procedure"].to_pylist()))
 
     def _run_groups(self, groups: list[Sequence[Request]], max_planned: int = MAX_PLANNED) -> None:
         """Run groups in order; if the database speculates, run requests of later groups at the same time."""

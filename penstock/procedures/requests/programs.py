@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -74,11 +73,13 @@ class RequestPrograms:
         digests = sorted((name, program.digest) for name, program in self.programs.items())
         return hashlib.sha256(repr((digests, sorted(self.refusals.items()))).encode()).hexdigest()
 
-    @cached_property
-    def types(self) -> Mapping[bytes, bytes]:
-        """The columns of each program's results, as metadata of a table of answers."""
-        columns = {name: result_columns(program) for name, program in self.programs.items()}
-        return {name.encode(): schema.serialize().to_pybytes() for name, schema in columns.items()}
+    def types(self, procedures: Iterable[str]) -> dict[bytes, bytes]:
+        """Return the columns of the procedures' results, as metadata of a table of answers."""
+        called = {name: self.programs[name] for name in {*procedures} if name in self.programs}
+        return {
+            name.encode(): result_columns(program).serialize().to_pybytes()
+            for name, program in called.items()
+        }
 
     def route(self, procedure: str) -> str | None:
         """Return the attribute that determines a request's bucket; None if there is no such program."""

@@ -257,12 +257,15 @@ class DatabaseClient:
 
 
 def _decode_answer(answers: pa.Table, procedure: str) -> dict[str, Any]:
-    """Return the results of one request; a procedure that the database does not run has none."""
+    """Return the results of one request, as JSON values if the procedure has other results by now."""
     (answer,) = answers.to_pylist()
-    results: dict[str, Any] = {}
+    text = answer["results"] or "{}"
+    results: dict[str, Any] = json.loads(text)
     if (columns := (answers.schema.metadata or {}).get(procedure.encode())) is not None:
-        rows, _ = decode_values([answer["results"] or "{}"], pa.ipc.read_schema(pa.py_buffer(columns)))
-        (results,) = rows.to_pylist()
+        schema = pa.ipc.read_schema(pa.py_buffer(columns))
+        rows, misfits = decode_values([text], schema)
+        if not misfits and results.keys() <= {*schema.names}:
+            (results,) = rows.to_pylist()
     return {**results, "rejected": answer["rejected"]}
 
 

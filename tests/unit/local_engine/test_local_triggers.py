@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.conf.pipeline import Pipeline
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, PenstockError
 from penstock.jobs.local import run
 from penstock.local_engine.query import LocalBatch
 from penstock.operators.scheduling.metrics import BatchMetrics
@@ -68,3 +68,13 @@ def test_one_process_at_a_time_runs_with_a_checkpoint(tmp_path: Path) -> None:
             run.run_local(pipeline, lambda batch: None)
         other.kill()
     run.run_local(pipeline, lambda batch: None)
+
+
+def test_a_refused_start_leaves_no_checkpoint(tmp_path: Path) -> None:
+    pipeline = Pipeline.model_validate({
+        "engine": "local", "queue": {"key": "value", "time": "timestamp"}, "sink": {"type": "noop"},
+        "source": {"type": "rate"}, "query": {"checkpoint": str(tmp_path / "ck")},
+    })  # fmt: skip
+    with pytest.raises(PenstockError):
+        run.run_local(pipeline, lambda batch: None)
+    assert not (tmp_path / "ck").exists()

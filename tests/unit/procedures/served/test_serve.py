@@ -28,6 +28,8 @@ from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.replicas.lag import Lag
+from penstock.procedures.requests.messages import ANSWERS
+from penstock.procedures.served.client import _decode_answer
 from penstock.procedures.served.messages import CALL, to_stream
 from penstock.procedures.served.server import DatabaseServer
 from tests.servers.processes import until
@@ -131,6 +133,15 @@ def test_a_request_runs_once_however_often_it_is_sent(
     assert client.call_once("a", "pay", id=1, amount=31)["rejected"] == "the id of another request"
     assert client.call_once("b", "pay", id=1, amount=30) == {"left": 40, "rejected": None}
     assert client.call_once("c", "pey", id=1, amount=30)["rejected"] == "no such procedure"
+
+
+def test_results_of_a_procedure_that_has_changed_since_are_json_values() -> None:
+    schema = pa.schema({"left": pa.int64()}).serialize().to_pybytes()
+    row = {"id": "a", "procedure": "pay", "results": '{"rest":"0.25"}', "rejected": None, "bucket": 0}
+    answers = pa.Table.from_pylist([row | {"transaction": 1}], ANSWERS)
+    for metadata in (None, {b"pay": schema}):
+        decoded = _decode_answer(answers.replace_schema_metadata(metadata), "pay")
+        assert decoded == {"rest": "0.25", "rejected": None}
 
 
 @pytest.mark.parametrize("ends", ["close", "none"])
