@@ -32,7 +32,8 @@ Invariants:
    pointer of any sibling may arrive. Attempts that still run and can be committed follow one of these
    versions or version v - ``retain_versions``. All these versions are *recent*.
 5. A file is deleted only after a pointer has arrived, and only if two conditions hold. No recent version, of
-   any attempt, has the file in its chain. The file's number is below the recent versions, or the file was in
+   any attempt, has the file in its chain, or is followed by a version that may adopt a snapshot with the
+   file's number. The file's number is below the recent versions, or the file was in
    the chain that arrived before a snapshot replaced it. If a recent version cannot be read, nothing is
    deleted.
 6. The header of every later version names the files that a snapshot replaced, and the snapshot's own file,

@@ -278,7 +278,10 @@ class Workers(RuleBasedStateMachine):
             lowest = self.arrived.pointer.version - RETAIN
             recent = [p for name in left if (p := pointer_of(name)) and lowest <= p.version]
             for pointer in recent:
-                left -= {link.pointer.file_name for link in store.read_version(pointer)[0].links}
+                sibling, _ = store.read_version(pointer)
+                left -= {link.pointer.file_name for link in sibling.links}
+                if (snapshot := sibling.snapshot) is not None:  # a successor of the sibling may adopt it
+                    left -= {name for name in left if number_of(name) == snapshot.pointer.version}
             for name in left - handle.needed_files(RETAIN):
                 assert (number_of(name) or 0) >= lowest
 
