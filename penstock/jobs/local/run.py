@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -143,9 +143,8 @@ def _only_run(checkpoint: str | None) -> Iterator[None]:
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may still hold the descriptor
         os.close(lock)
-        if is_new:
-            with suppress(OSError):  # a start that was refused leaves no directory
-                path.rmdir()
+        if is_new and not any(path.iterdir()):  # a start that was refused leaves no directory
+            _durable.delete_tree(path)
 
 
 def _lock(directory: int, path: Path) -> None:
