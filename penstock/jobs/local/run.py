@@ -143,7 +143,7 @@ def _only_run(checkpoint: str | None) -> Iterator[None]:
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may still hold the descriptor
         os.close(lock)
-        if is_new and not any(path.iterdir()):  # a start that was refused leaves no directory
+        if is_new and path.is_dir() and not any(path.iterdir()):  # of a refused start
             _durable.delete_tree(path)
 
 
