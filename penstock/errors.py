@@ -141,7 +141,9 @@ def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
     by_case = {known.lower(): known for known in names}
     near = get_close_matches(name.lower(), list(by_case), n=1)
     choices = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"did you mean {by_case[near[0]]!r}?" if near else f"the {what} are {choices}"
+    if near:
+        return f"did you mean {by_case[near[0]]!r}?"
+    return f"the {what} are {choices}" if choices else f"there are no {what}"
 
 
 def users_code_error(fact: str, cause: Exception, **context: Any) -> InvalidUsageError:
