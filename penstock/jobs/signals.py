@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import threading
-from contextlib import AbstractContextManager
-from queue import SimpleQueue
+from contextlib import AbstractContextManager, suppress
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ _INTERRUPTED = (
     "Exception occurred while shutting down connection",
 )
 """The message that Py4J logs with a traceback before it raises the exception again."""
+_WAIT_S = 0.5
 _STOPPING = b"stopping; another signal ends the process at once\n"
 
 
@@ -73,8 +74,10 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def wait(self) -> None:
         """Wait for a signal, on the main thread."""
-        if self.received is None:
-            self._noted.get()
+        while self.received is None:
+            # A signal does not wake `get` if it arrives just before `get` blocks, or in another thread.
+            with suppress(Empty):
+                self._noted.get(timeout=_WAIT_S)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:

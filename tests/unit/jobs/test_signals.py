@@ -58,6 +58,23 @@ def test_a_second_signal_ends_the_process_at_once_and_quietly() -> None:
     assert (program.returncode, out, err) == (130, "", "stopping; another signal ends the process at once\n")
 
 
+def test_a_signal_that_another_thread_receives_ends_the_wait() -> None:
+    program = """
+import signal, threading
+from penstock.jobs.signals import StopSignals
+def interrupt():
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+with StopSignals() as signals:
+    threading.Timer(0.5, interrupt).start()
+    signals.wait()
+    print(signals.received == signal.SIGINT)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
 def test_where_nobody_asks_the_first_signal_raises() -> None:
     with pytest.raises(KeyboardInterrupt), StopSignals(raises=True):
         signal.raise_signal(signal.SIGINT)
