@@ -26,8 +26,8 @@ def ingest(
         list[str] | None,
         typer.Argument(
             metavar="SOURCE",
-            help="Files, or quoted patterns of files; HOST:PORT of a socket; mqtt://HOST:PORT/TOPIC; "
-            "ws://HOST:PORT/PATH. Leave it out for stdin.",
+            help="Files, or quoted patterns of files; HOST:PORT of a server that sends lines; "
+            "mqtt://HOST:PORT/TOPIC; ws://HOST:PORT/PATH. Leave it out for stdin.",
             show_default=False,
         ),
     ] = None,

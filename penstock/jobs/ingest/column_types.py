@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["cast_column", "choose_type", "parse_type", "set_zones"]
+__all__ = ["cast_column", "choose_type", "find_times", "parse_type"]
 
+_TIME = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"
 _ZONE = r"\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$"
 
 
@@ -57,27 +58,40 @@ def _cast_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return cast_column(pa.chunked_array([values]), kind).combine_chunks()
 
 
-def set_zones(kind: pa.DataType, texts: pa.ChunkedArray) -> pa.DataType:
-    """Return a type in which times have the zone UTC wherever a text has a zone, also in structs and lists.
+def find_times(kind: pa.DataType, texts: pa.ChunkedArray) -> pa.DataType:
+    """Return a type in which texts that are all times are times, also in structs and lists.
+
+    Times have the zone UTC if any text has a zone.
 
     Parameters
     ----------
     kind : pyarrow.DataType
-        The type that pyarrow inferred.
+        The type that pyarrow inferred. pyarrow knows only times of whole seconds, and ignores zones.
     texts : pyarrow.ChunkedArray
         The values, with times as texts; see `parse_type`.
     """
-    if pa.types.is_timestamp(kind):
+    if pa.types.is_timestamp(kind) or (pa.types.is_string(kind) and _are_times(texts)):
         if pc.any(pc.match_substring_regex(texts, _ZONE)).as_py():
             return pa.timestamp("us", "UTC")
         micros = pa.timestamp("us")
-        return micros if kind.unit == "s" or _can_cast(texts, micros) else kind
+        return kind if pa.types.is_timestamp(kind) and not _can_cast(texts, micros) else micros
     if pa.types.is_struct(kind):
         parts = [(field, pc.struct_field(texts, [number])) for number, field in enumerate(kind)]
-        return pa.struct([field.with_type(set_zones(field.type, part)) for field, part in parts])
+        return pa.struct([field.with_type(find_times(field.type, part)) for field, part in parts])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(set_zones(kind.value_type, pc.list_flatten(texts))))
+        return pa.list_(kind.value_field.with_type(find_times(kind.value_type, pc.list_flatten(texts))))
     return kind
+
+
+def _are_times(texts: pa.ChunkedArray) -> bool:
+    given = texts.drop_null()
+    if not len(given) or not pc.all(pc.match_substring_regex(given, _TIME)).as_py():
+        return False
+    try:
+        cast_column(given, pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _can_cast(values: pa.ChunkedArray, kind: pa.DataType) -> bool:

@@ -19,7 +19,7 @@ import pyarrow.json
 
 from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
-from penstock.jobs.ingest.column_types import cast_column, choose_type, parse_type, set_zones
+from penstock.jobs.ingest.column_types import cast_column, choose_type, find_times, parse_type
 
 __all__ = ["Bad", "CsvDialect", "Dialect", "JsonDialect", "Records", "parse_records"]
 
@@ -345,15 +345,13 @@ class JsonRecords(Records):
     def infer(self, content: bytes) -> pa.Schema:
         """Infer the columns from objects; see `Records.infer`.
 
-        If any time of a column has a zone, the column's type has the zone UTC. pyarrow itself infers a type
-        without a zone, although it reads a time with a zone as a time in UTC.
+        Texts that are all times become times. If any time of a column has a zone, the column's type has the
+        zone UTC.
         """
         schema = super().infer(content)
         text_types = pa.schema([(field.name, parse_type(field.type)) for field in schema])
-        if text_types.equals(schema):
-            return schema
         texts = self._rows(content, text_types)
-        return pa.schema([(field.name, set_zones(field.type, texts[field.name])) for field in schema])
+        return pa.schema([(field.name, find_times(field.type, texts[field.name])) for field in schema])
 
     def _lines(self, content: bytes) -> bytes:
         return content

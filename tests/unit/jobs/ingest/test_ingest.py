@@ -305,6 +305,24 @@ def test_times_of_json_with_a_zone_are_instants_in_structs_and_lists(place: Path
     assert [item and item["at"].isoformat() for item in other["l"]] == ["2024-01-02T03:04:05+00:00", None]
 
 
+def test_times_of_json_with_fractions_of_a_second_are_times(place: Path) -> None:
+    first = '{"a": "2024-01-02T03:04:05.019Z", "b": "2024-01-02 03:04:05.5", "c": "2024-01-02T03:04:05", '
+    other = '{"a": "2024-01-02T03:04:05Z", "b": null, "c": "2024-01-02T03:04:05.25", '
+    first += '"no": "2024-01-02T03:04:05.5Z", "long": "2024-01-02T03:04:05.123456789", '
+    other += '"no": "2024-01-02T03:04:05 or so", "long": "2024-01-02T03:04:05", '
+    written("f", first + '"l": ["2024-01-02T03:04:05.5Z"]}\n' + other + '"l": []}\n')
+    result = penstock(str(place), "f", "--from", "ndjson")
+    assert (
+        "a timestamp, b timestamp_ntz, c timestamp_ntz, no string, long string, l array<timestamp>"
+        in result.stderr
+    )
+    one, two = rows_of(place)
+    assert one["a"].isoformat() == "2024-01-02T03:04:05.019000+00:00"
+    assert one["b"].isoformat() == "2024-01-02T03:04:05.500000"
+    assert two["c"].isoformat() == "2024-01-02T03:04:05.250000"
+    assert one["l"][0].isoformat() == "2024-01-02T03:04:05.500000+00:00"
+
+
 def test_times_without_a_zone_are_of_utc_and_no_digit_is_lost(place: Path) -> None:
     written("a.csv", "t\n2024-01-02 03:04:05\n2024-01-02T03:04:05+02:00\n2024-01-02 03:04:05.1234560\n")
     assert penstock(str(place), "a.csv", "--from", "csv", "--schema", "t timestamp").exit_code == 0
