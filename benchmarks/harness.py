@@ -246,6 +246,22 @@ def _spent(place: Path) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def usage(root: int) -> tuple[float, float, int]:
+    """Return the processor seconds so far, the resident MiB, and the number of a process and all below it."""
+    seconds, mib, count = 0.0, 0.0, 0
+    for pid in descendants(root):
+        place = Path(f"/proc/{pid}")
+        try:
+            fields = (place / "stat").read_text().rsplit(")", 1)[1].split()
+            status = (place / "smaps_rollup").read_text()
+        except OSError:
+            continue
+        seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # ended children, too
+        mib += int(next(line for line in status.splitlines() if line.startswith("Pss:")).split()[1]) / 1024
+        count += 1
+    return seconds, mib, count
+
+
 def batch_seconds(query: Any) -> list[float]:
     """Return how long each micro-batch with data took, in seconds, without the first ones (warm-up)."""
     took = [p.durationMs["triggerExecution"] / 1000 for p in query.recentProgress if p.numInputRows]

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.freshness import trigger_intervals
 from benchmarks.harness import run_contender
 from benchmarks.paper.s_store import spark_redis
+from benchmarks.queues import first_batch
 from tests.servers.servers import PostgreSql
 from tests.spark.queries import needs_admission_control
 
@@ -46,6 +47,19 @@ def test_the_benchmark_of_small_batches_measures_both_queries() -> None:
     rows = [line.split()[:2] for line in result.stdout.splitlines()]
     for row in (["spark", "addBatch"], ["penstock", "addBatch"], ["penstock", "commit"]):
         assert row in rows, result.stdout
+
+
+@pytest.mark.long
+def test_the_benchmark_of_first_batches_measures_all_contenders() -> None:
+    command = [sys.executable, "-m", "benchmarks.queues.first_batch", "--quick"]
+    result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line}
+    for contender in ("penstock", *first_batch.SPARK_ALONE):
+        seconds, spent, mib, processes = map(float, rows[contender])
+        assert min(seconds, spent) > 1
+        assert mib > 200
+        assert processes >= 2
 
 
 @pytest.mark.long
