@@ -47,11 +47,8 @@ _DEFAULTS: Final = {
     # Spark's default INT96 is deprecated, and all readers except Spark take it for a time without a zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-_LAPTOP_DEFAULTS: Final = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
-_LOCAL_DEFAULTS: Final = {
+_LAPTOP_DEFAULTS: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+_LOCAL_DEFAULTS: Final = _DEFAULTS | {
     # Spark's default of 200 would make 200 buckets, and a task for each in every micro-batch. The number of
     # cores is no good default, because a checkpoint keeps its buckets when it moves to a different machine.
     "spark.sql.shuffle.partitions": "8",
@@ -202,7 +199,6 @@ def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, st
     if not _chooses_collector(settings) and (os.cpu_count() or 1) <= _MAX_CORES_FOR_SERIAL_GC:
         java.append("-XX:+UseSerialGC")
     if settings.get("spark.master", "local").startswith("local"):
-        options |= _LOCAL_DEFAULTS
         java.insert(0, archive_options().get(JAVA_OPTIONS, ""))
         if "spark.pyspark.python" not in settings:
             # Workers would otherwise run the `python3` in PATH, which may lack the dependencies.
@@ -217,8 +213,7 @@ _JVM_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS
 
 def _chooses_collector(settings: Mapping[str, str]) -> bool:
     """Return whether the settings choose a garbage collector; a JVM accepts only one choice."""
-    said = [settings.get("spark.driver.extraJavaOptions", "")]
-    said += [settings.get("spark.driver.defaultJavaOptions", "")]
+    said = [settings.get(f"spark.driver.{kind}JavaOptions", "") for kind in ("extra", "default")]
     said += [os.environ.get(name, "") for name in _JVM_OPTION_VARIABLES]
     return any("GC" in options for options in said)
 
@@ -236,9 +231,9 @@ def open_session(
     Otherwise a session is created. If ``SPARK_REMOTE`` names a Spark Connect server, the session is on this
     server. Under ``spark-submit``, the session has the configuration of ``spark-submit``. If ``SPARK_HOME``
     or ``SPARK_CONF_DIR`` is set, it has the configuration of that Spark installation. In all other cases the
-    session is on this machine, with all its cores. A session on this machine has no web interface and few
-    shuffle partitions. Its workers use this Python interpreter and start warm, and its JVM uses the class
-    archive that ``penstock warm-up`` makes.
+    session is on this machine, with all its cores, and without a web interface. Its workers use this Python
+    interpreter and start warm, and its JVM uses the class archive that ``penstock warm-up`` makes. Every
+    session in local mode has few shuffle partitions by default.
 
     Parameters
     ----------
@@ -286,11 +281,15 @@ def open_session(
     _run_in_thread(lambda: SparkContext.getOrCreate(conf))
     spark = SparkSession.builder.appName(name).config(map=dict(options)).getOrCreate()
     _quiet_accumulators(spark.sparkContext)
-    session_conf = spark.sparkContext.getConf()
-    for setting, value in _DEFAULTS.items():
-        if not session_conf.contains(setting):
-            spark.conf.set(setting, value)
+    _set_defaults(spark)
     return spark, True
+
+
+def _set_defaults(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    for setting, value in (_LOCAL_DEFAULTS if str(context.master).startswith("local") else _DEFAULTS).items():
+        if not context.getConf().contains(setting):
+            spark.conf.set(setting, value)
 
 
 def _stop(spark: SparkSession, signals: StopSignals) -> None:
@@ -377,9 +376,10 @@ def session(
     """Provide a Spark session that is ready for Penstock, and stop it at the end of the block.
 
     Call this function on the driver. If there is no active session, and neither ``spark-submit`` nor a Spark
-    installation configures the run, Spark runs on this machine: with all its cores, eight shuffle partitions
-    and warm Python workers, and without Spark's web interface. It logs only fatal errors. An active session
-    is used unchanged and is not stopped. The formats ``market`` and ``pstream`` are registered.
+    installation configures the run, Spark runs on this machine: with all its cores and warm Python workers,
+    without Spark's web interface, and it logs only fatal errors. In local mode, a new session has eight
+    shuffle partitions by default. An active session is used unchanged and is not stopped. The formats
+    ``market`` and ``pstream`` are registered.
 
     Inside `penstock.run`, Ctrl-C or SIGTERM ends the query between two batches. Elsewhere in the block, the
     signal ends the program without a traceback, after the ``finally`` blocks. The exit code after SIGTERM is

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from pyspark import SparkConf
@@ -217,11 +218,21 @@ def test_a_session_on_this_machine_has_warm_workers(
     assert opened() is None
 
 
-def test_a_session_on_this_machine_has_few_shuffle_partitions(opened: Callable[..., str | None]) -> None:
-    partitions = "spark.sql.shuffle.partitions"
-    assert opened(partitions) == opened(partitions, spark__pyspark__python="/another/python") == "8"
-    assert opened(partitions, spark__sql__shuffle__partitions="3") == "3"
-    assert opened(partitions, spark__master="spark://elsewhere:7077") is None
+@pytest.mark.parametrize(
+    ("master", "given", "partitions"),
+    [("local[2]", None, "8"), ("local[2]", "3", None), ("spark://elsewhere:7077", None, None)],
+)
+def test_a_session_in_local_mode_has_few_shuffle_partitions(
+    master: str, given: str | None, partitions: str | None
+) -> None:
+    setting = "spark.sql.shuffle.partitions"
+    conf = {} if given is None else {setting: given}
+    changed: dict[str, str] = {}
+    context = SimpleNamespace(master=master, getConf=lambda: SimpleNamespace(contains=conf.__contains__))
+    spark = SimpleNamespace(sparkContext=context, conf=SimpleNamespace(set=changed.__setitem__))
+    session._set_defaults(cast(SparkSession, spark))
+    assert changed.get(setting) == partitions
+    assert changed["spark.sql.session.timeZone"] == "UTC"
 
 
 def test_a_session_on_this_machine_logs_only_what_is_fatal(opened: Callable[..., str | None]) -> None:
