@@ -44,7 +44,7 @@ class ReaderFacts:
     released : int
         The number of the first row that the subscription has not released.
     committed : int
-        The query has committed all rows before this row.
+        The query has committed all rows from its first row to before this row.
     lag : int
         The number of durable rows that are in no committed micro-batch yet.
     """
@@ -171,10 +171,11 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
             name, query = each.text("name"), each.text("query")
             if query not in progress:
                 raise each.damage_error("query", "the name of a query")
-            committed = progress[query].rows.get(stream.identity, 0)
-            readers.append(ReaderFacts(name, query, done.get(name, 0), committed, stream.end - committed))
+            first = done.get(name, 0)
+            committed = max(progress[query].rows.get(stream.identity, 0), first)
+            readers.append(ReaderFacts(name, query, first, committed, stream.end - committed))
             if query == queries[-1].name:
-                released.append(directory.count_released_batches(query, stream.identity, done.get(name, 0)))
+                released.append(directory.count_released_batches(query, stream.identity, first))
         commits = stream.log.commits
         streams.append(
             StreamFacts(

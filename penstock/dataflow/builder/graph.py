@@ -339,9 +339,16 @@ class Graph(Windows, Streams):
         Raises
         ------
         InvalidUsageError
-            If the kind looks like a misspelt Spark format.
+            If the kind looks like a misspelt Spark format, or an option is a mapping.
         """
         node_name = self._open("sink", name)
+        if mappings := [option for option, value in options.items() if isinstance(value, Mapping)]:
+            raise InvalidUsageError(
+                "an option of a sink is a text, a number or a truth value",
+                hint='pass each option by its name, such as path="results"',
+                option=mappings[0],
+                node=node_name,
+            )
         if kind not in _SINKS and difflib.get_close_matches(kind.lower(), _SINKS, n=1):
             hint = did_you_mean(kind, _SINKS, "kinds")
             raise InvalidUsageError("the kind of sink is unknown", hint=hint, kind=kind, node=node_name)

@@ -147,6 +147,10 @@ def test_facts_tell_offsets_lag_and_markers(tmp_path: Path) -> None:
     assert [(one.planned, one.committed) for one in facts.queries] == [(2, 2), (2, 1)]
     with pytest.raises(InvalidUsageError, match="not the checkpoint of a graph"):
         facts_of(GraphDirectory(tmp_path / "queries"))
+    for commit in (tmp_path / "queries/results/commits").iterdir():
+        commit.unlink()
+    ((reader,),) = (stream.readers for stream in facts_of(GraphDirectory(tmp_path)).streams)
+    assert (reader.committed, reader.lag) == (10, 20), "rows before the subscription's first row do not wait"
 
 
 def test_a_recovery_has_four_phases_that_are_timed_and_logged(

@@ -514,6 +514,10 @@ def _queue() -> Graph:
             lambda: readings().window("time", **_typo(sze="60 s")),
             "no such option: option=sze function=window. Hint: did you mean 'size'",
         ),
+        (
+            lambda: readings().sink("parquet", options={"path": "x"}),
+            "an option of a sink is a text, .*option=options .*by its name",
+        ),
         (lambda: readings().sink("consol"), "the kind of sink is unknown: .*did you mean 'console'"),
         (
             lambda: readings().window("time", size="60 s").agg(n=len),  # type: ignore[arg-type]  # is tested
