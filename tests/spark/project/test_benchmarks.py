@@ -112,6 +112,7 @@ def test_the_benchmark_of_both_stages_runs(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_benchmark_of_upserts_runs() -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
     PostgreSql._find(PostgreSql.PROGRAM)
     arguments = ["--keys", "200", "--rounds", "1", "--only", "postgresql", "iceberg"]
     command = [sys.executable, "-m", "benchmarks.upserts.upserts", *arguments]
