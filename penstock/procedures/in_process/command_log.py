@@ -32,7 +32,13 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files, LocalFiles, open_files
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
-from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError, PenstockError
+from penstock.errors import (
+    ConflictError,
+    CorruptDataError,
+    FencedError,
+    InvalidUsageError,
+    PenstockError,
+)
 from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
 from penstock.procedures.partitions.partitioned_tables import State
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS
@@ -207,9 +213,16 @@ class CommandLog:
         return self._end
 
     @property
-    def has_failed(self) -> bool:
-        """Return whether calls could not be made durable."""
-        return self._error is not None
+    def failure(self) -> BaseException | None:
+        """Return the error after which no call can be made durable."""
+        return self._error
+
+    @property
+    def refusal(self) -> PenstockError:
+        """Return the error of all calls after a call that was not made durable."""
+        if isinstance(self._error, FencedError):
+            return self._error
+        return InvalidUsageError("a call could not be stored", hint="open the database again")
 
     def append(self, call: Call) -> None:
         """Append a call.
@@ -278,6 +291,15 @@ class CommandLog:
                 if self._ahead is None:
                     self._writer.flush()
                 self._notify(self._durable + len(rows), None)
+        except FencedError:
+            self._notify(
+                self._durable,
+                FencedError(
+                    "another process has opened this database",
+                    location=self._files.location,
+                    hint="call that process; opening the database again would fence it",
+                ),
+            )
         except BaseException as error:  # callers that wait for durable calls must get the error
             self._notify(self._durable, error)
 

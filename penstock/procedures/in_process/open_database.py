@@ -7,10 +7,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +112,7 @@ class OpenDatabase:
                 "strong recovery has one partition", partitions=partitions, hint='use recovery="weak"'
             )
         self._database = database
-        self._closed, self._broken = False, ""
+        self._closed, self._broken = False, cast(PenstockError | None, None)
         self._lock = threading.RLock()
         self._queue: RequestQueue | None = None
         self._log: CommandLog | None = None
@@ -169,7 +168,7 @@ class OpenDatabase:
             log, self._log = self._log, None
             if log is not None:
                 with contextlib.closing(log):
-                    if not log.has_failed:  # callers that waited for the log have its error
+                    if log.failure is None:  # callers that waited for the log have its error
                         log.checkpoint(self._state)
             self._state.close()
 
@@ -237,9 +236,11 @@ class OpenDatabase:
     def abandon(self) -> None:
         """Refuse further calls, because the tables may be half changed, or ahead of the log."""
         log, self._log = self._log, None
-        self._broken = self._broken or ("a call could not be stored" if log else "a call failed halfway")
         if log is not None:
             log.close()
+            self._broken = self._broken or log.refusal
+        halfway = InvalidUsageError("a call failed halfway", hint="open the database again")
+        self._broken = self._broken or halfway
 
     def load(self, table: str, rows: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> None:
         """Insert rows with new keys into a table.
@@ -367,11 +368,11 @@ class OpenDatabase:
             self._run_group(group, queued.offer_later())
             queued.answer_speculated(self._answer_when_durable)
 
-    def _run_group(self, group: Sequence[Request], offer: AbstractContextManager[None]) -> None:
+    def _run_group(self, group: Sequence[Request], offer: contextlib.AbstractContextManager[None]) -> None:
         """Run requests that call one procedure with the same types of values; answer each when durable."""
         try:
             with self._lock, offer:
-                if self._broken:
+                if self._broken is not None:
                     self.check_open()
                 rows = as_structs([request.attributes for request in group], owner=group[0].procedure)
                 results = self._run(group[0].procedure, pa.RecordBatch.from_struct_array(rows)).to_pylist()
@@ -388,8 +389,8 @@ class OpenDatabase:
         with self._lock:
             log, broken = self._log, self._broken
             end = log.end if log is not None else 0
-        if broken:
-            return answer(group, _refusal(broken))
+        if broken is not None:
+            return answer(group, broken)
         if log is None:
             return answer(group, results)
         return log.when_durable(end, lambda error: answer(group, results if error is None else error))
@@ -413,9 +414,12 @@ class OpenDatabase:
             return results
 
     def check_open(self) -> None:
-        """Raise `InvalidUsageError` if the database is closed, or refuses calls after an error."""
-        if self._broken:
-            raise _refusal(self._broken)
+        """Raise the error of a call if the database is closed, fenced, or refuses calls after an error."""
+        with self._lock:
+            if self._log is not None and self._log.failure is not None:
+                self.abandon()
+            if self._broken is not None:
+                raise self._broken.with_traceback(None)  # each raise would lengthen the old traceback
         if self._closed:
             raise InvalidUsageError("the database is closed", hint="open it again")
 
@@ -444,7 +448,3 @@ class OpenDatabase:
             copies = {spec.name: self._state[spec.name].freeze() for spec in specs}
         # Transactions run while the copies are converted.
         return Snapshot({name: pa.Table.from_batches([convert()]) for name, convert in copies.items()})
-
-
-def _refusal(fact: str) -> InvalidUsageError:
-    return InvalidUsageError(fact, hint="open the database again")

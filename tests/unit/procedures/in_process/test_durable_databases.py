@@ -121,7 +121,7 @@ def test_a_second_process_fences_the_first(tmp_path: Path) -> None:
     second = bank().open(tmp_path / "bank")
     with pytest.raises(FencedError):
         first.call("move", source=1, target=2, amount=3, note="lost")
-    with pytest.raises(InvalidUsageError, match="a call could not be stored"):
+    with pytest.raises(FencedError, match=r"another process has opened this database.* call that process"):
         first.call("move", source=1, target=2, amount=3, note="lost")
     first.close()
     assert rows(second)[1]["balance"] == 100

@@ -139,7 +139,7 @@ def test_a_future_is_done_only_once_its_call_is_durable(tmp_path: Path) -> None:
         assert again.table("accounts").sort_by("id") == replayed.table("accounts").sort_by("id")
     with pytest.raises(FencedError):
         db.call("move", **moves(1)[0])
-    with pytest.raises(InvalidUsageError, match="a call could not be stored"):
+    with pytest.raises(FencedError, match=r"another process has opened this database.* call that process"):
         db.submit("move", **moves(1)[0])
 
 

@@ -386,9 +386,29 @@ def test_the_server_of_a_replica_takes_over_when_told(tmp_path: Path) -> None:
     with (
         DatabaseServer(primary) as fenced,
         penstock.DatabaseClient(fenced.uri) as client,
-        pytest.raises(InvalidUsageError, match="a call could not be stored"),
+        pytest.raises(FencedError, match=r"another process has opened this database.* call that process"),
     ):
         client.table("accounts")
+
+
+def test_a_fenced_server_refuses_reads_as_soon_as_a_call_has_failed(tmp_path: Path) -> None:
+    with bank().open(tmp_path) as primary:
+        primary.load("accounts", {"id": [1], "balance": [100]})
+        with (
+            DatabaseServer(primary) as fenced,
+            penstock.DatabaseClient(fenced.uri) as client,
+            bank().follow(tmp_path).take_over() as other,
+        ):
+            assert other.call("pay", id=1, amount=1)["left"] == 99
+            for ask in (
+                lambda: client.call("pay", id=1, amount=7),
+                lambda: client.table("accounts"),
+                lambda: client.call("pay", id=1, amount=7),
+                lambda: client.call_once("a", "pay", id=1, amount=7),
+            ):
+                with pytest.raises(FencedError, match="another process has opened this database"):
+                    ask()
+            assert other.table("accounts")["balance"].to_pylist() == [99]
 
 
 @pytest.mark.long
