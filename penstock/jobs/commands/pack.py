@@ -61,5 +61,10 @@ def pack(
             use = f"--archives {out}#packed --conf spark.executorEnv.PYTHONPATH=packed"
         if modules.installed and not with_dependencies:
             typer.echo(f"workers need these modules: {', '.join(sorted(modules.installed))}", err=True)
-        pipeline_name = packed.pipeline or "PIPELINE"
-        typer.echo(f"where it is unpacked: spark-submit {use} {RUN_SCRIPT} {pipeline_name}", err=True)
+        if packed.pipeline is None:
+            program = "PROGRAM.py"
+        else:
+            program = f"{RUN_SCRIPT} {packed.pipeline}"
+            unpack = f"unzip {out} {RUN_SCRIPT}" if out.suffix == ".zip" else f"tar -xzf {out} {RUN_SCRIPT}"
+            typer.echo(f"first take its program out: {unpack}", err=True)
+        typer.echo(f"run it by: spark-submit {use} {program}", err=True)

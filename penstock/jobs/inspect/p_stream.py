@@ -186,7 +186,7 @@ def _facts(survey: Survey) -> Table:
         "segments": f"{len(survey.segments):,} with {units:,} p-units, {size(survey.segment_bytes)}",
         "bytes a row": "-" if per_row is None else f"{per_row:,.2f}",
         "on disk": size(survey.size_bytes),
-        "a trim frees": f"{_spare_rows(survey):,} rows, {size(_spare_bytes(survey))}",
+        "gc frees": f"{_spare_rows(survey):,} rows, {size(_spare_bytes(survey))}",
         "garbage": amount(len(survey.garbage), survey.garbage_bytes),
     }
     for name, users in (("writers", survey.writers), ("readers", survey.readers)):

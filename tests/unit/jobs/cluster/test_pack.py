@@ -161,12 +161,17 @@ def test_the_command_says_what_it_packed_and_how_to_submit_it(tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     assert "mine.yaml, pack_sink, pack_spaces, pack_steps, pack_unused" in done.stdout
     assert "workers need these modules: numpy" in done.stderr
+    assert "first take its program out: unzip mine.zip run_pipeline.py\n" in done.stderr
     assert "spark-submit --py-files mine.zip run_pipeline.py mine.yaml" in done.stderr
     assert "pack_unused.py" in names_in(Path("mine.zip"))
 
 
 def test_penstock_alone_is_packed_without_a_pipeline() -> None:
-    assert CliRunner().invoke(app, ["pack"]).exit_code == 0
+    done = CliRunner().invoke(app, ["pack"])
+    assert (done.exit_code, done.stderr) == (
+        0,
+        "run it by: spark-submit --py-files penstock.zip PROGRAM.py\n",
+    )
     package = Path(penstock.__file__).parent
     files = (file.relative_to(package) for file in package.rglob("*.py"))
     sources = {f"penstock/{file}" for file in files if "__pycache__" not in file.parts}
