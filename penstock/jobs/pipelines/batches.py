@@ -142,7 +142,7 @@ def batch_parts(batch: Batch) -> list[str]:
     parts += [f"dropped {batch.dropped:,}"] if batch.dropped else []
     parts += [f"bad records {batch.bad_records:,}"] if batch.bad_records else []
     parts += [f"waiting {batch.waiting_keys:>7,}"] if batch.waiting_keys else []
-    if batch.staleness_p95_ms:
+    if batch.staleness_ms:
         parts.append(f"stale {_time(batch.staleness_ms)}, p95 {_time(batch.staleness_p95_ms)}")
     return [*parts, f"took {_time(batch.duration_ms)}"]
 
@@ -175,7 +175,7 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = ()) -> str:
         "bad record" if totals.bad_records == 1 else "bad records": totals.bad_records,
     }
     if not any(counts.values()):
-        return "no new rows"
+        return "no new rows" if totals.batches or totals.signal is None else "no micro-batch has ended"
     batches = totals.batches - totals.idle
     parts = [f"{batches:,} {'batch' if batches == 1 else 'batches'}"]
     shows_emitted = totals.has_operator and not (totals.committed or totals.rejected)
@@ -258,7 +258,7 @@ def batch_printer(
         if batch.emitted and not named:
             named = True
             show([f"emitted: rows of the operator, before {' and '.join(later_steps)}"])
-        if batch.staleness_p95_ms and not explained:
+        if batch.staleness_ms and not explained:
             explained = True
             show(_STALENESS)
         # `rows_in` may not count skipped records. In this case, as many bad records as rows are half of all

@@ -305,9 +305,9 @@ def run(
 
     - the query ends: a query with the trigger ``availableNow`` ends when all its input is read and, with
       `drain`, no key waits (Spark's own ``awaitTermination`` does not notice this end);
-    - Ctrl-C or SIGTERM stops it between two batches, at any time after the call, even before the first batch.
-      A start with the same checkpoint continues after the last batch. A second signal ends the process at
-      once, with exit code 130 or 143.
+    - Ctrl-C or SIGTERM stops it. The running batch has ten seconds to end. Otherwise it is cancelled, and the
+      next start with the same checkpoint runs it again. A second signal ends the process at once, with exit
+      code 130 or 143.
 
     After a signal, `run` returns normally. The program chooses its own exit code, such as ``sys.exit(128 +
     totals.signal)``; by default it is 0.

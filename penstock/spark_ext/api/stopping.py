@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from pyspark.sql import SparkSession
@@ -12,19 +13,20 @@ from penstock.spark_ext.border.connection import has_running_tasks
 
 __all__ = ["stop_between_batches"]
 
+_LOG = logging.getLogger(__name__)
 _POLL_S = 0.01
 _BATCH_END_S = 10.0
-"""The longest wait for the running batch."""
 _TASKS_END_S = 10.0
 """The longest wait for the tasks of a cancelled batch."""
 
 
-def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:
-    """Stop a query, between two batches if possible, and wait for its tasks.
+def stop_between_batches(
+    query: StreamingQuery, spark: SparkSession, *, batch_end_s: float = _BATCH_END_S
+) -> None:
+    """Stop a query, if possible between two batches, and wait for its tasks.
 
-    Right after a batch no task runs, because Spark takes a moment to plan the next batch. If the query is
-    stopped during a batch, Spark cancels the batch's tasks. The tasks end a moment later, remove their
-    unfinished files, and log errors.
+    Right after a batch no task runs, because Spark takes a moment to plan the next batch. A batch that does
+    not end in time is cancelled. Its tasks end a moment later, remove their unfinished files, and log errors.
 
     Parameters
     ----------
@@ -32,12 +34,20 @@ def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:
         The query; it may have ended.
     spark : pyspark.sql.SparkSession
         The session in which the query runs.
+    batch_end_s : float
+        The longest wait for the running batch, in seconds.
     """
     pause = threading.Event()
     last = _last_batch(query)
-    deadline = monotonic_s() + _BATCH_END_S
-    while query.isActive and query.status["isTriggerActive"] and monotonic_s() < deadline:
-        if _last_batch(query) != last:
+    deadline = monotonic_s() + batch_end_s
+    while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == last:
+        if monotonic_s() > deadline:
+            _LOG.warning(
+                "the running micro-batch did not end within %.0f s and is cancelled; the next start runs it "
+                "again [query=%s]",
+                batch_end_s,
+                query.name or query.id,
+            )
             break
         pause.wait(_POLL_S)
     query.stop()

@@ -339,6 +339,7 @@ def test_a_summary_counts_one_row_as_one(rows: int, bad: int, line: str) -> None
 
 def test_a_summary_of_no_rows_says_so() -> None:
     assert summary_line(Totals(batches=1)) == "no new rows"
+    assert summary_line(Totals(signal=2)) == "no micro-batch has ended"
     assert summary_line(Totals(batches=2, emitted=3)) == "2 batches, 0 rows in, 3 emitted"
 
 
