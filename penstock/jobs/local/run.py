@@ -75,7 +75,14 @@ def run_local(
             )
             show = stack.enter_context(printer)
         stack.enter_context(_only_run(pipeline.query.checkpoint))
-        running = open_pipeline(pipeline, document)
+        try:
+            # Servers that do not answer are called for a minute.
+            with StopSignals(raises=True):
+                running = open_pipeline(pipeline, document)
+        except (KeyboardInterrupt, SystemExit):
+            if signals.received is None:
+                raise
+            return replace(totals, signal=signals.received)
         metrics = _MetricsFile(pipeline)
         exports = _open_exports(pipeline.query, stack)
         if dashboard is not None:

@@ -14,6 +14,7 @@ import pytest
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.jobs.local import run
+from penstock.jobs.pipelines.batches import Totals
 from penstock.local_engine.query import LocalBatch
 from penstock.operators.scheduling.metrics import BatchMetrics
 
@@ -49,6 +50,22 @@ def test_without_a_trigger_the_contract_chooses_the_interval(
     })  # fmt: skip
     run.run_local(pipeline, lambda batch: None)
     assert seen == pytest.approx(begins)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_start_that_waits_for_a_server(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def wait_for_a_server(pipeline: Pipeline, document: object) -> None:
+        os.kill(os.getpid(), number)
+        pytest.fail("the signal has not ended the start")
+
+    monkeypatch.setattr(run, "open_pipeline", wait_for_a_server)
+    pipeline = Pipeline.model_validate({
+        "engine": "local", "source": {"type": "market"}, "sink": {"type": "noop"},
+        "queue": {"key": "symbol", "time": "time"},
+    })  # fmt: skip
+    assert run.run_local(pipeline, lambda batch: None) == Totals(signal=number)
 
 
 def test_one_process_at_a_time_runs_with_a_checkpoint(tmp_path: Path) -> None:
