@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from numba.core import event
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 
 from penstock._clock import new_id
@@ -37,6 +38,7 @@ __all__ = [
     "kernel",
     "load_generated",
     "load_run",
+    "on_first_compilation",
     "program_kernel",
     "users_kernel",
 ]
@@ -147,6 +149,26 @@ def kernel(function: F) -> F:
     with _cache_home(_cache if _ARCHIVED else None):
         compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     return compiled
+
+
+class _FirstCompilation(event.Listener):  # type: ignore[misc]
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._is_told = False
+
+    def on_start(self, event: Any) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._tell("compiling kernels, once after an installation; this may take a minute")
+
+    def on_end(self, event: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def on_first_compilation(tell: Callable[[str], None]) -> Iterator[None]:
+    """Pass a line to `tell` before the first kernel that is compiled, not loaded from the cache."""
+    with event.install_listener("numba:compile", _FirstCompilation(tell)):
+        yield
 
 
 UNCOMPILABLE: tuple[type[Exception], ...] = (numba.core.errors.NumbaError, TypeError)

@@ -474,6 +474,21 @@ def _form(function: Any, form: str) -> Any:
 # Where the machine code goes.
 
 
+def test_only_a_compilation_is_told_and_only_once() -> None:
+    @_kernels.users_kernel
+    def add(one: float, other: float) -> float:
+        return one + other
+
+    told: list[str] = []
+    with _kernels.on_first_compilation(told.append):
+        add(1, 2)
+        add(1.0, 2.0)
+    assert [line.partition(",")[0] for line in told] == ["compiling kernels"]
+    with _kernels.on_first_compilation(told.append):
+        add(3, 4)
+    assert len(told) == 1
+
+
 def test_the_cache_is_beside_the_sources_where_they_can_be_written(tmp_path: Path) -> None:
     assert _kernels._choose_cache(tmp_path) is None
 

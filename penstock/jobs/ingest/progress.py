@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import TracebackType
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
+from penstock._kernels import on_first_compilation
 from penstock.ddl import schema_text
 from penstock.jobs.ingest.ingest import Report, Totals
 from penstock.jobs.ingest.sources import BadRecord
@@ -43,17 +45,19 @@ class ProgressLine(Report):
             disable=quiet or not live,
         )
         self._line = self._progress.add_task("waiting for rows", total=None)
+        self._running = ExitStack()
 
     def __enter__(self) -> ProgressLine:
         """Start to show progress."""
-        self._progress.start()
+        self._running.enter_context(self._progress)
+        self._running.enter_context(on_first_compilation(self._tell))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Show the last line."""
-        self._progress.stop()
+        self._running.close()
         if self._totals is not None:
             self._tell(_line(self._totals))
 

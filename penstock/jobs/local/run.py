@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _durable
 from penstock._clock import monotonic_s, now_us, pause
+from penstock._kernels import on_first_compilation
 from penstock.checkpointing.spark_checkpoint import local_path
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, Query
@@ -74,6 +76,7 @@ def run_local(
                 is_stopped=lambda: signals.received is not None, later_steps=pipeline.later_steps
             )
             show = stack.enter_context(printer)
+            stack.enter_context(on_first_compilation(lambda line: print(line, file=sys.stderr, flush=True)))
         stack.enter_context(_only_run(pipeline.query.checkpoint))
         try:
             # Servers that do not answer are called for a minute.

@@ -117,7 +117,7 @@ class TaskRows:
             p_stream=self.location,
             batch=batch,
             newest_batch=newest,
-            hint="start the query as it was before, on the same engine, until one more micro-batch has run; or "
+            hint="start the query as it was, on the same engine, until one more micro-batch has run; or "
             "start with a new checkpoint and a new p-stream",
         )
 
