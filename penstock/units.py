@@ -13,6 +13,7 @@ __all__ = [
     "COST_BY_KEY",
     "FOREVER",
     "NEVER",
+    "duration_text",
     "parse_address",
     "parse_duration_us",
     "parse_rows",
@@ -51,6 +52,17 @@ _ROWS = re.compile(r"\s*(?P<number>[0-9]+)\s*rows?\s*")
 _EXAMPLES = "'800ms', '2s', '1.5 s' or '5 minutes'"
 _MAX_ROWS = 2**40
 _PORT = re.compile(r"[0-9]{1,5}")
+
+
+def duration_text(ms: int) -> str:
+    """Return a duration in milliseconds as text.
+
+    Examples
+    --------
+    >>> duration_text(60_000), duration_text(1_500)
+    ('60 s', '1500 ms')
+    """
+    return f"{ms // 1000} s" if ms % 1000 == 0 else f"{ms} ms"
 
 
 def parse_duration_us(duration: str | timedelta) -> int:

@@ -15,6 +15,7 @@ from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files, open_files
 from penstock.errors import ConflictError, InvalidUsageError
 from penstock.state_store.location import SPECIFICATION_FILE
+from penstock.units import duration_text
 
 __all__ = ["add_columns", "changed_setting_error", "find_added", "missing_state_notes", "read_description"]
 
@@ -117,11 +118,19 @@ _COPIED_BY = {"buckets": "rescale", "schema": "migrate", "left": "migrate", "rig
 
 
 def changed_setting_error(
-    name: str, was: Any, now: Any, *, operator: str, file: str, may_add: Collection[str] | None = None
+    name: str,
+    was: Any,
+    now: Any,
+    *,
+    operator: str,
+    file: str,
+    may_add: Collection[str] | None = None,
+    in_graph: bool = False,
 ) -> InvalidUsageError:
     """Return the error for a setting that differs from the description in a file.
 
-    For a setting with columns, `may_add` has the columns that may be added.
+    For a setting with columns, `may_add` has the columns that may be added. With `in_graph`, the checkpoint
+    belongs to a graph and cannot be copied.
     """
     hint = "set it back, or start with a new checkpoint"
     added = [] if may_add is None else find_added(was or (), now, now) or []
@@ -129,8 +138,10 @@ def changed_setting_error(
         hint += f"; an added column allows nulls (a literal does not) and has no role: {', '.join(refused)}"
     elif name == "program":
         hint += f', or continue over its tables with compatible_with="{was}"'
-    elif name in _COPIED_BY:
+    elif name in _COPIED_BY and not in_graph:
         hint += f", or with a copy that penstock state {_COPIED_BY[name]} makes"
+    if name == "window":
+        was, now = map(_window_text, (was, now))
     return InvalidUsageError(
         f"the checkpoint was made with another {'number of buckets' if name == 'buckets' else name}",
         operator=operator,
@@ -139,3 +150,15 @@ def changed_setting_error(
         file=file,
         hint=hint,
     )
+
+
+def _window_text(window: Any) -> Any:
+    """Return the setting of windows as plans show it: size, slide and delay; or a gap and a delay."""
+    match window:
+        case ["session", int(gap_ms), int(delay_ms), *_]:
+            text = f"sessions with a gap of {duration_text(gap_ms)}"
+        case [size, slide, int(delay_ms)]:
+            text = " by ".join(duration_text(one) if isinstance(one, int) else one for one in (size, slide))
+        case _:
+            return window
+    return f"{text}, {duration_text(delay_ms)} late" if delay_ms else text

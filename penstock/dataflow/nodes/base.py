@@ -13,7 +13,7 @@ from penstock.errors import InvalidUsageError, did_you_mean
 from penstock.operators.types import expression_type
 from penstock.sql.expression import Expression
 
-__all__ = ["Node", "distinct", "duration", "find_column", "infer", "rebuild", "topological"]
+__all__ = ["Node", "distinct", "find_column", "infer", "rebuild", "topological"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,3 @@ def rebuild(root: Node, change: Callable[[Node], Node]) -> Node:
         is_unchanged = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
         rebuilt[id(node)] = change(node if is_unchanged else replace(node, inputs=inputs))
     return rebuilt[id(root)]
-
-
-def duration(ms: int) -> str:
-    """Return a duration as text."""
-    return f"{ms // 1000} s" if ms % 1000 == 0 else f"{ms} ms"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
+from penstock.dataflow.nodes.base import Node, distinct, find_column, infer
 from penstock.dataflow.nodes.service import check_weights, describe_late_rows, describe_limit
 from penstock.dataflow.nodes.stateless import Select, Source, Union
 from penstock.dataflow.nodes.window import Aggregate, Assemble
@@ -23,6 +23,7 @@ from penstock.operators.update_stream.operator_options import STALENESS_COLUMN, 
 from penstock.operators.update_stream.options import column_names
 from penstock.operators.update_stream.steps import check_times
 from penstock.sql.expression import Expression, column
+from penstock.units import duration_text
 
 __all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
 
@@ -293,7 +294,7 @@ class Join(Node):
 
 
 def _duration_us(us: int) -> str:
-    return f"{us} us" if us % 1000 else duration(us // 1000)
+    return f"{us} us" if us % 1000 else duration_text(us // 1000)
 
 
 def update_time(node: Node) -> str | None:

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
-from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
+from penstock.dataflow.nodes.base import Node, distinct, find_column, infer
 from penstock.ddl import type_text
 from penstock.operators.scan.spec import Scan
 from penstock.operators.types import UNKNOWN, declared_type, scan_schema
 from penstock.sql.expression import Expression, column
+from penstock.units import duration_text
 
 __all__ = [
     "Materialize",
@@ -233,7 +234,7 @@ class PushedScan(Node):
             fragments = scan.fragments
             partials = ", ".join(f"{partial.kind}({partial.expression})" for partial in fragments.partials)
             groups = f" and {', '.join(fragments.group_by)}" if fragments.group_by else ""
-            parts.append(f"{partials} by {duration(fragments.pane_ms)} pane{groups}")
+            parts.append(f"{partials} by {duration_text(fragments.pane_ms)} pane{groups}")
         return "; ".join([f"reads {', '.join(scan.columns) or 'no column'}", *parts])
 
 

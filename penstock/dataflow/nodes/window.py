@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 import pyarrow as pa
 
-from penstock.dataflow.nodes.base import Node, distinct, duration, find_column
+from penstock.dataflow.nodes.base import Node, distinct, find_column
 from penstock.dataflow.nodes.service import check_weights, describe_late_rows, describe_limit
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.errors import InvalidUsageError
@@ -21,7 +21,7 @@ from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows,
 from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.update_stream.options import session_gap
 from penstock.sql.expression import Expression, column
-from penstock.units import window_rows
+from penstock.units import duration_text, window_rows
 
 __all__ = [
     "WINDOW",
@@ -108,7 +108,7 @@ class Window(Node):
     @property
     def lengths(self) -> tuple[str, str]:
         """Size and slide as text."""
-        return duration(self.size_ms), duration(self.slide_ms)
+        return duration_text(self.size_ms), duration_text(self.slide_ms)
 
     @property
     def pane_ms(self) -> int:
@@ -129,7 +129,7 @@ class Window(Node):
 
     def describe(self) -> str:
         """Return size, slide and time; add mode and policy if windows are served by key."""
-        late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
+        late = f", {duration_text(self.delay_ms)} late" if self.delay_ms else ""
         service = ""
         if self.by_key:
             options = self.options
@@ -197,7 +197,7 @@ class SessionWindow(Window):
     @property
     def gap(self) -> str:
         """The gap as text."""
-        return duration(self.gap_ms)
+        return duration_text(self.gap_ms)
 
     def _describe_lengths(self) -> str:
         return f"sessions with a gap of {self.gap}"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
+from penstock.dataflow.nodes.base import Node, distinct, find_column, infer
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.nodes.window import (
     WINDOW,
@@ -17,6 +17,7 @@ from penstock.dataflow.nodes.window import (
     check_window_kept,
 )
 from penstock.sql.expression import Expression
+from penstock.units import duration_text
 
 __all__ = ["WindowJoin"]
 
@@ -130,7 +131,7 @@ class WindowJoin(Node):
         """Return the join columns, the length of the tumbling windows, and the condition."""
         names = ", ".join((*self.on, WINDOW))
         suffix = f" and {self.condition.text}" if self.condition else ""
-        return f"on {names} of {duration(self.slide_ms)}{suffix}"
+        return f"on {names} of {duration_text(self.slide_ms)}{suffix}"
 
 
 def _keeps_windows(node: Node) -> bool:

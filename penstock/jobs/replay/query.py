@@ -130,7 +130,7 @@ def open_query(
                 hint="only windows over a p-stream can be replayed if Spark ran them",
             )
         stored[ignored] = operator.task.specification().get(ignored)
-        operator.task.check_same(stored, "" if state is None else state.location)
+        operator.task.check_same(stored, "" if state is None else state.location, in_graph=True)
     schema = as_arrow_of_spark(made.schema)
     return ReplayedQuery(builder.inputs, operator, made.rows, schema, recording, answers)
 

@@ -269,9 +269,12 @@ def _local(location: str | os.PathLike[str]) -> Path:
 
 
 def _query_in(checkpoint: Path) -> str:
-    if (checkpoint / "queries").is_dir():
+    home = checkpoint.resolve().parent
+    in_graph = home.name == "queries" and any(home.parent.glob("graph-*.json"))
+    if in_graph or (checkpoint / "queries").is_dir():
+        part = "a query of " if in_graph else ""
         raise InvalidUsageError(
-            "this is the checkpoint of a graph, which cannot be copied",
+            f"this is the checkpoint of {part}a graph or pipeline, which cannot be copied",
             checkpoint=checkpoint,
             hint="a graph's p-streams belong to its checkpoint; give the checkpoint of a single query",
         )

@@ -347,16 +347,18 @@ class BucketTask(Generic[S]):
         _CACHE.forget(files.location)
         _CHECKED.add(mark)
 
-    def check_known(self, query_id: str) -> bool:
+    def check_known(self, query_id: str, *, in_graph: bool = False) -> bool:
         """Check these settings, as `check_same` does, against a query; return whether the query has state."""
         files = open_files(self.state_location).child(query_id).child(self.name)
         theirs = read_description(files)
         if theirs is not None:
-            self.check_same(theirs, files.location)
+            self.check_same(theirs, files.location, in_graph=in_graph)
         return theirs is not None
 
-    def check_same(self, theirs: Mapping[str, Any], path: str) -> list[str]:
+    def check_same(self, theirs: Mapping[str, Any], path: str, *, in_graph: bool = False) -> list[str]:
         """Check that a checkpoint was made with the same settings; return the settings with added columns.
+
+        The error of a graph's checkpoint does not suggest a copy.
 
         Raises
         ------
@@ -374,8 +376,8 @@ class BucketTask(Generic[S]):
                 # The value may be the user's `compatible_with`, so show the digest of the program.
                 now = getattr(self.operator, "digest", value) if name == "program" else value
                 setting = "delete_when" if adds_deletes(theirs.get(name), value) else name
-                was, may_add = theirs.get(name), growing.get(setting)
-                raise changed_setting_error(setting, was, now, operator=self.name, file=path, may_add=may_add)
+                facts: Any = {"operator": self.name, "file": path, "may_add": growing.get(setting)}
+                raise changed_setting_error(setting, theirs.get(name), now, in_graph=in_graph, **facts)
         return more
 
 

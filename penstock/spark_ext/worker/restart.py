@@ -332,10 +332,9 @@ def _check_whole(checkpoint: str | None) -> None:
 
 
 def check_writer(writer: DataStreamWriter) -> None:
-    """Check Penstock's operators in a query against its checkpoint, without starting it.
+    """Check Penstock's operators in a query of a graph against its checkpoint, without starting it.
 
-    If several queries belong together, the driver calls this function for all of them before it starts the
-    first.
+    The driver calls this function for all queries of the graph before it starts the first.
 
     Raises
     ------
@@ -349,7 +348,7 @@ def check_writer(writer: DataStreamWriter) -> None:
     own = _id_in(_checkpoint_of(writer, vars(writer).get(_SETTINGS, {})))
     if own is not None:
         for operator in _operators_of(writer).values():
-            operator.task.check_known(own)
+            operator.task.check_known(own, in_graph=True)
 
 
 def _operators_of(writer: DataStreamWriter) -> dict[str, _Planned]:

@@ -177,6 +177,8 @@ def test_a_restart_with_another_setting_is_refused_and_nothing_is_lost(
     with pytest.raises(InvalidUsageError) as refused:
         place.start(penstock.update_queue(df, **options))
     assert f"the checkpoint was made with {text}" in str(refused.value).replace('"', "'")
+    copied = str(refused.value).endswith("or with a copy that penstock state rescale makes.")
+    assert copied == ("buckets" in change)
     assert not spark.streams.active
     place.run(queue(spark, place))
     assert place.sequence() == [("a", 1, 1.0), ("z", 9, 9.0)]

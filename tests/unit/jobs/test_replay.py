@@ -535,6 +535,7 @@ def test_a_replay_rejects_no_record_again(tmp_path: Path) -> None:
         (("--policy", "freshst"), "unknown value: option=policy"),
         (("--from", "7", "--to", "3"), "range of micro-batches is empty"),
         (("--set", "queue.buckets=3"), "another number of buckets"),
+        (("--set", "queue.buckets=3"), "hint: set it back, or start with a new checkpoint."),
         (("--set", "queue.policy=fifo"), "another policy"),
         (("--to", "200"), "there is no such micro-batch: batch=200 newest=11"),
     ],

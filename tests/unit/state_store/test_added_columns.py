@@ -135,6 +135,8 @@ def test_a_worker_that_held_the_state_before_a_column_was_added_loads_it_again(t
     assert described is not None
     with pytest.raises(InvalidUsageError, match=r"another schema.*or with a copy that .*migrate makes"):
         task(OLD).check_same(described, "file")
+    with pytest.raises(InvalidUsageError, match=r"another schema.*or start with a new checkpoint\.$"):
+        task(OLD).check_same(described, "file", in_graph=True)
     marked = [*task(OLD).specification()["schema"], "deleted boolean"]
     with pytest.raises(InvalidUsageError, match="the checkpoint was made with another delete_when"):
         task(OLD).check_same({**task(OLD).specification(), "schema": marked}, "file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +20,7 @@ from penstock.operators.queues.repartition import read_state
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.state_copy.fork import fork_state
 from penstock.spark_ext.state_copy.rescale import rescale_state
 from penstock.state_store.bucket_store import BucketStore, FileId
 from penstock.state_store.snapshot_rule import SnapshotRule
@@ -282,6 +284,25 @@ def test_what_cannot_be_rescaled_is_refused_before_anything_is_written(
     for buckets, told in ((5, fact), (0, "the number of buckets is less than 1")):
         with pytest.raises(InvalidUsageError, match=told):
             rescale_state(made.checkpoint, made.state, made.to, buckets=buckets)
+    assert tree(tmp_path) == before
+
+
+def test_a_query_of_a_graph_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(tmp_path)
+    inside = tmp_path / "graph" / "queries" / "results"
+    inside.parent.mkdir(parents=True)
+    made.checkpoint.rename(inside)
+    # Only a graph's file makes the difference. A query's checkpoint may be in any directory.
+    rescale_state(inside, made.state, tmp_path / "other", buckets=5)
+    (tmp_path / "graph" / "graph-000000000000.json").write_text("{}")
+    before = tree(tmp_path)
+    monkeypatch.chdir(inside)
+    for place in (inside, Path(), Path("..", "results")):
+        for copy in (fork_state, partial(rescale_state, buckets=5)):
+            with pytest.raises(InvalidUsageError, match="checkpoint of a query of a graph or pipeline"):
+                copy(place, made.state, made.to)
+    with pytest.raises(InvalidUsageError, match="checkpoint of a graph or pipeline, which cannot be copied"):
+        fork_state(tmp_path / "graph", made.state, made.to)
     assert tree(tmp_path) == before
 
 
