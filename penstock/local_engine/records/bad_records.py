@@ -139,7 +139,9 @@ class BadRecords:
         from penstock.spark_ext.sources.task_rows import TaskRows
 
         options = WriteOptions.parse({"path": to})
-        rows = TaskRows(options.path, SegmentRows(options, open_stream(options, REJECTED)))
+        rows = TaskRows(
+            options.path, SegmentRows(options, open_stream(options, REJECTED, option="reject_to"))
+        )
         # Spark's first task uses the same writer's name. So a pipeline that moves between the engines does
         # not reject a record twice.
         writer = f"{batch.query}-{zlib.crc32(self.place.encode()):08x}-{_PARTITION}"

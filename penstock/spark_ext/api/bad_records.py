@@ -115,7 +115,7 @@ def reject_bad_records(
         raise InvalidUsageError("only a stream can reject records", reject_to=os.fspath(reject_to))
     _fix_division(rows.sparkSession)
     options = WriteOptions.parse({"path": absolute_location(reject_to)})
-    to = TaskRows(options.path, SegmentRows(options, open_stream(options, REJECTED)))
+    to = TaskRows(options.path, SegmentRows(options, open_stream(options, REJECTED, option="reject_to")))
     columns = {"source": sf.lit(place), **facts}
     # pandas would turn integers with nulls into floats.
     texts = {field.name: field.dataType if field.name == "value" else StringType() for field in REJECTED}

@@ -168,8 +168,10 @@ def _unsupported_error(column: str, kind: str) -> InvalidUsageError:
     )
 
 
-def check_same(columns: StructType, stored: StructType, location: str) -> None:
+def check_same(columns: StructType, stored: StructType, location: str, *, option: str | None = None) -> None:
     """Check that rows of a DataFrame fit a p-stream's columns; order and nullability may differ.
+
+    The error names the user's `option` that gives the location, if there is one.
 
     Raises
     ------
@@ -190,7 +192,8 @@ def check_same(columns: StructType, stored: StructType, location: str) -> None:
     if missing or unknown or differing:
         raise InvalidUsageError(
             "the columns differ from the columns of the p-stream",
-            location=location,
+            hint=option and f"a p-stream keeps its columns; choose a new p-stream for {option}",
+            **{option or "location": location},
             missing=", ".join(missing) or "none",
             unknown=", ".join(unknown) or "none",
             types="; ".join(differing) or "same",

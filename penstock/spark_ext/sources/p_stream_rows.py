@@ -44,8 +44,12 @@ DESCRIPTORS = StructType(
 """Spark's schema of descriptors: a row for each segment, in order."""
 
 
-def open_stream(options: WriteOptions, schema: StructType, *, overwrite: bool = False) -> PStream:
+def open_stream(
+    options: WriteOptions, schema: StructType, *, overwrite: bool = False, option: str | None = None
+) -> PStream:
     """Return the p-stream at a path; create it if it does not exist.
+
+    Errors about columns name `option`, the user's option that gives the path.
 
     Raises
     ------
@@ -65,7 +69,7 @@ def open_stream(options: WriteOptions, schema: StructType, *, overwrite: bool = 
             raise
         # Different Arrow types may map to the same Spark types.
         stream = PStream(options.path, direct_io=options.direct_io, update_log=options.update_log)
-    check_same(schema, spark_schema(stream.schema), stream.files.location)
+    check_same(schema, spark_schema(stream.schema), stream.files.location, option=option)
     return stream
 
 

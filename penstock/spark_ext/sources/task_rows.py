@@ -180,7 +180,8 @@ class LateStream:
                 late_to=options.path,
                 hint="use another directory",
             )
-        rows = TaskRows(options.path, SegmentRows(options, open_stream(options, columns)))
+        stream = open_stream(options, columns, option="late_to")
+        rows = TaskRows(options.path, SegmentRows(options, stream))
         return cls(rows, name, DroppedForm(as_arrow_of_spark(columns)))
 
     def write(self, late: list[pa.RecordBatch], share: TaskShare) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 import penstock
-from penstock.checkpointing.p_stream import PStreamReader
+from penstock.checkpointing.p_stream import PStream, PStreamReader
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.operators.update_stream.options import parse_ms
@@ -225,7 +225,7 @@ def test_wrong_places_for_late_rows_are_refused_before_the_start(spark: SparkSes
     with pytest.raises(InvalidUsageError, match="name of a column that late rows get"):
         penstock.update_window(frame.withColumn("Reason", sf.lit(1)), **options, late_to=tmp_path / "late")
     penstock.update_window(frame, **options, late_to=tmp_path / "late")
-    with pytest.raises(InvalidUsageError, match="columns"):
+    with pytest.raises(InvalidUsageError, match=r"late_to=\S+/late missing=more .*p-stream for late_to\.$"):
         penstock.update_window(frame.drop("more"), **options, late_to=tmp_path / "late")
 
 
@@ -256,6 +256,15 @@ def test_rejected_records_are_written_once_however_often_a_batch_runs(
     assert {row["reason"] for row in found} == {"the record is not JSON"}
     emitted = [row["t"] for table in place.batches().values() for row in table.to_pylist()]
     assert sorted(emitted) == [n for n, one in enumerate(good) if one and n % 2 == 0]
+    PStream(tmp_path / "other", pa.schema({"k": pa.string()}))
+    with pytest.raises(InvalidUsageError, match=r"reject_to=\S+/other missing=k .* for reject_to\.$"):
+        decode_kafka(
+            place.input.frame(spark, "value string"),
+            "k STRING",
+            on_error="skip",
+            keep=(),
+            reject_to=tmp_path / "other",
+        )
     with pytest.raises(InvalidUsageError, match="records that fail the query"):
         decode_kafka(
             place.input.frame(spark, "value string"), "k STRING", on_error="fail", keep=(), reject_to=rejected

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock import _failpoints
-from penstock.checkpointing.p_stream import PStreamReader
+from penstock.checkpointing.p_stream import PStream, PStreamReader
 from penstock.conf.kafka_source import KafkaSource
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
@@ -119,6 +119,16 @@ def test_a_restart_may_begin_to_reject_bad_records_and_end_it(tmp_path: Path) ->
         assert run_to_end(run).bad_records == len(bad)
     rejected = PStreamReader(tmp_path / "rejected").read().to_pylist()
     assert {row["file"] for row in rejected} == {(tmp_path / "in" / "1").as_uri()}
+
+
+def test_a_p_stream_with_other_columns_than_rejected_records_is_refused(tmp_path: Path) -> None:
+    PStream(tmp_path / "rejected", pa.schema({"k": pa.string()}))
+    write(tmp_path, "0", BAD["json"])
+    hint = (
+        r"reject_to=\S+/rejected missing=.* Hint: a p-stream keeps its columns; choose a .* for reject_to\.$"
+    )
+    with pytest.raises(InvalidUsageError, match=hint):
+        run_to_end(pipeline(tmp_path, "json", on_error="skip", reject_to=str(tmp_path / "rejected")))
 
 
 def test_a_restart_may_begin_to_record_late_rows_and_end_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from penstock._clock import SimulatedClock
 from penstock._failpoints import TASK_ROWS_POINTS, InjectedError
 from penstock.checkpointing.p_stream import PStreamReader
-from penstock.errors import CorruptDataError
+from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.scheduling.serve import Query
 from penstock.operators.update_stream.operator_options import QueueOptions
@@ -162,3 +162,14 @@ def test_other_rows_of_a_micro_batch_are_refused(tmp_path: Path) -> None:
     place.new()
     with pytest.raises(CorruptDataError, match="ahead of the checkpoint, and differ"):
         place.run(batches[1], 0, 2)
+
+
+def test_late_rows_with_other_columns_need_another_p_stream(tmp_path: Path) -> None:
+    late, state = str(tmp_path / "late"), str(tmp_path / "state")
+    LateStream.open(late, "one", dropped_columns(columns("k", "t"), LongType()), state)
+    with pytest.raises(InvalidUsageError) as refused:
+        LateStream.open(late, "one", dropped_columns(columns("k", "t", "voltage"), LongType()), state)
+    assert str(refused.value) == (
+        f"the columns differ from the columns of the p-stream: late_to={late} missing=none unknown=voltage "
+        "types=same. Hint: a p-stream keeps its columns; choose a new p-stream for late_to."
+    )
