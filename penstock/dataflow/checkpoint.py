@@ -12,7 +12,7 @@ from typing import Any, Final
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import PStream
 from penstock.dataflow.explain import as_json, explain
-from penstock.dataflow.nodes import Materialize, Node, topological
+from penstock.dataflow.nodes import Materialize, Node, Source, topological
 from penstock.dataflow.plan import PhysicalPlan
 from penstock.dataflow.shape import shape
 from penstock.errors import InvalidUsageError
@@ -23,8 +23,10 @@ __all__ = [
     "check_same_graph",
     "check_same_shape",
     "directory_names",
+    "find_graph",
     "graph_document",
     "safe_name",
+    "written_sources",
 ]
 
 _DESTINATION: Final = re.compile(r', (?:bad records|late rows) to [^"]*')
@@ -51,19 +53,63 @@ class Reading:
     reader: str
 
 
-def check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: GraphDirectory) -> None:
-    """Check that a checkpoint belongs to a plan.
+def find_graph(directory: GraphDirectory) -> dict[str, Any] | None:
+    """Return the document of a checkpoint's graph; None for a new checkpoint.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the checkpoint belongs to a single query.
+    """
+    found = directory.newest("graph")
+    if found is None and any(facts.name in ("metadata", "offsets") for facts in directory.files.list()):
+        raise InvalidUsageError(
+            "the checkpoint belongs to a single query, not to a graph",
+            hint="start with a new checkpoint",
+            checkpoint=directory.location,
+        )
+    return found
+
+
+def check_same_graph(
+    plan: PhysicalPlan, old: Mapping[str, Any], directory: GraphDirectory, shown: Node | None = None
+) -> None:
+    """Check that a checkpoint belongs to a plan; `shown` is the graph as its user wrote it, if it differs.
 
     Raises
     ------
     InvalidUsageError
         If the checkpoint belongs to another graph or plan.
     """
-    check_same_shape(shape(plan), old["shape"], directory)
+    written = written_sources(old, shown or plan.logical)
+    check_same_shape(shape(plan), old["shape"], directory, written)
 
 
-def check_same_shape(new: Sequence[str], old: Sequence[str], directory: GraphDirectory) -> None:
+def written_sources(old: Mapping[str, Any], root: Node) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what sources do, by name, as users wrote it: in a checkpoint's document and in a graph."""
+    before = old.get("plan", {}).get("as_written", ())
+    return (
+        {node["name"]: node["does"] for node in before if node["kind"] == Source.label},
+        {node.name: node.describe() for node in topological(root) if isinstance(node, Source)},
+    )
+
+
+def check_same_shape(
+    new: Sequence[str],
+    old: Sequence[str],
+    directory: GraphDirectory,
+    written: tuple[Mapping[str, str], Mapping[str, str]],
+) -> None:
     """Check that the shapes of a plan and of a checkpoint are the same.
+
+    Parameters
+    ----------
+    new, old : sequence of str
+        The shapes.
+    directory : GraphDirectory
+        The checkpoint.
+    written : tuple of mapping
+        The result of `written_sources`.
 
     Raises
     ------
@@ -78,7 +124,7 @@ def check_same_shape(new: Sequence[str], old: Sequence[str], directory: GraphDir
     was, now = next((before, other) for before, other in pairs if before != other)
     if (error := _columns_error(was, now)) is not None:
         raise error
-    differ = _description(was), _description(now)
+    differ = _description(was, written[0]), _description(now, written[1])
     if differ[0] != differ[1]:
         was, now = differ
     raise InvalidUsageError(
@@ -91,11 +137,19 @@ def check_same_shape(new: Sequence[str], old: Sequence[str], directory: GraphDir
     )
 
 
-def _description(operator: str) -> str:
-    """Return the kind, name and description of an operator from its line in a plan's shape."""
+def _description(operator: str, written: Mapping[str, str]) -> str:
+    """Return the kind, name and description of an operator from its line in a plan's shape.
+
+    The local engine plans the sources of windows as ``parquet``, because its own readers aggregate. `written`
+    has their real kinds.
+    """
     if operator == "nothing":
         return operator
     line = json.loads(operator)
+    if line["kind"] == Source.label:
+        real = _DESTINATION.sub("", written.get(line["name"], line["does"]))
+        reader = ", read by Penstock" if "(parquet," in line["does"] else ""
+        return f"{'' if line['name'] == Source.label else 'source '}{real}{reader}"
     return ", ".join(str(line[part]) for part in ("kind", "name", "does") if part in line)
 
 

@@ -21,11 +21,11 @@ from penstock.dataflow.checkpoint import (
     check_readers_are_free,
     check_same_graph,
     directory_names,
+    find_graph,
     graph_document,
     safe_name,
 )
 from penstock.dataflow.nodes import Materialize, Node, topological
-from penstock.errors import InvalidUsageError
 from penstock.local_engine.builder import Builder, NodeRows, OpenInput
 from penstock.local_engine.checks import check_local
 from penstock.local_engine.outputs import Output, PStreamOutput
@@ -169,15 +169,9 @@ def start_local(
     plan = graph.plan(statistics, persist)
     check_local(plan.root)
     directory = GraphDirectory(absolute_location(checkpoint))
-    old = directory.newest("graph")
+    old = find_graph(directory)
     if old is not None:
-        check_same_graph(plan, old, directory)
-    elif any(facts.name in ("metadata", "offsets") for facts in directory.files.list()):
-        raise InvalidUsageError(
-            "the checkpoint belongs to a single query, not to a graph",
-            hint="start with a new checkpoint",
-            checkpoint=directory.location,
-        )
+        check_same_graph(plan, old, directory, None if shown is None else shown.root)
     names = directory_names(plan.root)
     builder = Builder(
         safe_name(graph.name),
@@ -237,7 +231,7 @@ class _Queries:
             self.writers[location] = name
         output = sink(node_rows.schema, checkpoint)
         operator = self.builder.operator
-        is_known = operator is not None and operator.task.check_known(log.id)
+        is_known = operator is not None and operator.task.check_known(log.id, in_graph=True)
         if operator is not None and log.committed < 0:  # later, a bucket without state is an error
             place = operator.task.state_location
             for note in missing_state_notes(operator.name, place, log.id, has_commits=False):

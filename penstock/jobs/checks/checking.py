@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpointing.graph.directory import GraphDirectory
     from penstock.conf.document import Document, FieldPath
-    from penstock.conf.pipeline import Pipeline, Sink, Source, TableSection
+    from penstock.conf.pipeline import Pipeline, Source, TableSection
     from penstock.dataflow import Graph, PhysicalPlan
     from penstock.dataflow.nodes import Node
     from penstock.errors import InvalidUsageError
@@ -107,7 +107,7 @@ def check_pipeline(
                 problems += _find_wrong_columns(loaded, document)
         else:
             if isinstance(checked, Graph):
-                problems += _find_wrong_sink_fields(loaded.sink, document, checked.schema)
+                problems += _find_wrong_sink_fields(loaded, document, checked.schema)
     problems += _find_wrong_functions(named or loaded, document, all_settings)
     problems = list(dict.fromkeys(problems))
     if not problems:
@@ -158,20 +158,45 @@ def _find_wrong_columns(pipeline: Pipeline, document: Document) -> list[str]:
     return _collect(document, find_uses(pipeline, columns_of), Use.find_columns)
 
 
-def _find_wrong_sink_fields(sink: Sink, document: Document, schema: pa.Schema) -> list[str]:
-    """Return the mistakes in columns and expressions that a sink names."""
+def _find_wrong_sink_fields(pipeline: Pipeline, document: Document, schema: pa.Schema) -> list[str]:
+    """Return the mistakes in columns and expressions that a sink names or takes from the step before it."""
     from penstock.jobs.checks.names import Use, sink_uses
     from penstock.jobs.pipelines.graph import field_errors
     from penstock.operators.types import check_condition
     from penstock.sql.expression import Expression
 
+    sink = pipeline.sink
     problems = _collect(document, sink_uses(sink, tuple(schema.names)), Use.find_columns)
+    problems += _find_lost_columns(pipeline, document, schema.names)
     if problems or (delete_when := getattr(sink, "delete_when", None)) is None:
         return problems
     with field_errors(document, "sink", "delete_when", goes_on=True):
         condition = Expression.parse(delete_when).resolve(schema.names)
         check_condition(condition, schema, "delete_when")
     return list(document.problems)
+
+
+def _find_lost_columns(pipeline: Pipeline, document: Document, names: list[str]) -> list[str]:
+    """Return the fields of an upsert whose default is a column that the results have lost."""
+    from penstock.conf.document import describe
+    from penstock.conf.pipeline import UpsertSink
+    from penstock.ddl import parse_schema
+
+    sink, step = pipeline.sink, pipeline.step
+    if not isinstance(sink, UpsertSink) or step is None:
+        return []
+    section = next(name for name in ("queue", "union", "join") if getattr(pipeline, name) is step)
+    output = getattr(step, "output_schema", None)
+    kept, known = (parse_schema(output).names if output else ()), {name.lower() for name in names}
+    problems = []
+    for field, columns in (("key", step.key), ("time", (step.time,))):
+        lost = [name for name in columns if name.lower() not in known]
+        if getattr(sink, field) is None and lost:
+            at = f"{section}.output_schema" if output and lost[0] not in kept else "results.projection"
+            fact = f"is by default the {section}'s {field}, but the results have no column {lost[0]!r}"
+            hint = f"add {lost[0]} to {at}, or write {field} with a column of the results"
+            problems.append(describe(document.place(("sink", field)), ("sink", field), fact, hint))
+    return problems
 
 
 def _find_wrong_functions(pipeline: Pipeline, document: Document, settings: Mapping[str, str]) -> list[str]:
@@ -222,30 +247,33 @@ def check_checkpoint(
     Raises
     ------
     PipelineError
-        If the checkpoint was made with a different key, policy, weight, number of buckets or graph, or if it
-        has a budget and the pipeline has none, or the reverse.
+        If the checkpoint belongs to a single query, or was made with a different key, policy, weight, number
+        of buckets or graph, or if it has a budget and the pipeline has none, or the reverse.
     """
     from penstock.conf.document import PipelineError, describe
     from penstock.errors import InvalidUsageError
 
     location = pipeline.query.checkpoint
-    if location is None or "://" in location or not any(Path(location).glob("graph-*.json")):
+    if location is None or "://" in location or not any(Path(location).glob("*")):
         return
     from penstock.checkpointing.graph.directory import GraphDirectory  # few checked pipelines have state
-    from penstock.dataflow.checkpoint import check_same_shape
+    from penstock.dataflow.checkpoint import check_same_shape, find_graph, written_sources
     from penstock.dataflow.shape import shape
+    from penstock.jobs.pipelines.graph import graph_of
     from penstock.jobs.pipelines.places import sources_of
 
     directory, sources = GraphDirectory(location), sources_of(pipeline)
     try:
-        old = directory.newest("graph")
+        if (old := find_graph(directory)) is None:
+            return
         plan = build(pipeline, document).plan(None, pipeline.planned_persist)
-        if old is not None and not pipeline.decodes_late:  # only a run knows what it decodes late
+        if not pipeline.decodes_late:  # only a run knows what it decodes late
             known = all(map(_declares_columns, sources.values()))
             new_parts, old_parts = (
                 _fixed_parts(lines, columns=known) for lines in (shape(plan), old["shape"])
             )
-            check_same_shape(new_parts, old_parts, directory)
+            written = written_sources(old, graph_of(pipeline, document).root)
+            check_same_shape(new_parts, old_parts, directory, written)
         _check_settings(pipeline, plan, directory)
     except InvalidUsageError as error:
         path: FieldPath = ("query", "checkpoint")
@@ -300,7 +328,7 @@ def _check_settings(pipeline: Pipeline, plan: PhysicalPlan, directory: GraphDire
             for name, now in wanted.items():
                 if now != known.get(name, now):
                     raise changed_setting_error(
-                        name, known[name], now, operator=operator, file=files.location
+                        name, known[name], now, operator=operator, file=files.location, in_graph=True
                     )
 
 

@@ -212,7 +212,7 @@ def _queue(queue: Queue, columns: Columns, *path: str) -> _Uses:
     try:
         return tuple(parse_schema(queue.output_schema).names)
     except InvalidUsageError:
-        return None  # only Spark can parse it
+        return None  # the builder of the graph reports it
 
 
 def _union(union: UnionSection, columns: Columns, columns_of: Callable[[Source], Columns]) -> _Uses:

@@ -33,6 +33,7 @@ from penstock.conf.pipeline import (
 from penstock.conf.sections import ByWindowSection, WindowJoinSection, WindowSection
 from penstock.conf.values import Section
 from penstock.dataflow import Graph, PhysicalPlan, graph
+from penstock.ddl import parse_schema
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.jobs.cluster.modules import import_beside
 from penstock.jobs.pipelines.databases import check_rows, procedure_of
@@ -116,9 +117,7 @@ def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None
     pipeline, document = load_document(reference, overrides)
     import_beside(pipeline, reference)
     flow = graph_of(pipeline, document)
-    statistics = None
-    if sample is not None:
-        statistics = flow.measure(read_sample(sample))
+    statistics = None if sample is None else flow.measure(read_sample(sample))
     with field_errors(document, "persist"):
         return flow.plan(statistics, pipeline.planned_persist)
 
@@ -180,7 +179,7 @@ class _Builder:
         before = flow
         if pipeline.queue is not None:
             with self._field("queue", goes_on=True):
-                options = self._queue_options(pipeline.queue)
+                options = self._queue_options(pipeline.queue, "queue")
                 flow = flow.update_queue(pipeline.queue.key, pipeline.queue.time, name="queue", **options)
         if pipeline.union is not None:
             flow = self._union(flow, pipeline.union)
@@ -233,7 +232,10 @@ class _Builder:
         with self._field(*(schema if schema in self.document.places else path)):
             return self.binding.columns(name, source)
 
-    def _queue_options(self, queue: Queue) -> dict[str, Any]:
+    def _queue_options(self, queue: Queue, name: str) -> dict[str, Any]:
+        if queue.output_schema is not None:
+            with self._field(name, "output_schema"):
+                parse_schema(queue.output_schema)
         apply = None if queue.apply is None else self.binding.function(queue.apply)
         return queue_options(queue, apply) | self._late(queue) | self._location
 
@@ -242,9 +244,8 @@ class _Builder:
 
     @property
     def _location(self) -> dict[str, Any]:
-        query = self.pipeline.query
-        location, versions = query.state_location, query.retain_versions
-        found: dict[str, Any] = {} if versions is None else {"retain_versions": versions}
+        found = _collect_fields(self.pipeline.query, ("retain_versions", "state_location"))
+        location = found.get("state_location")
         return found if location is None else found | {"state_location": self.binding.resolve(location)}
 
     def _union(self, flow: Graph, union: UnionSection) -> Graph:
@@ -253,7 +254,7 @@ class _Builder:
             prefer = None if union.prefer is None else [SOURCE, *union.inputs].index(union.prefer)
             return flow.union(
                 *others, key=union.key, time=union.time, prefer=prefer, name="union",
-                **self._queue_options(union),
+                **self._queue_options(union, "union"),
             )  # fmt: skip
 
     def _join(self, flow: Graph, join: JoinSection) -> Graph:

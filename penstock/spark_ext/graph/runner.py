@@ -26,6 +26,7 @@ from penstock.dataflow.checkpoint import (
     check_readers_are_free,
     check_same_graph,
     directory_names,
+    find_graph,
     graph_document,
     safe_name,
 )
@@ -131,15 +132,9 @@ def start(
     check_runnable(plan.root)
     results = plan.root
     directory = GraphDirectory(checkpoint)
-    old = directory.newest("graph")
+    old = find_graph(directory)
     if old is not None:
         check_same_graph(plan, old, directory)
-    elif any(facts.name in ("metadata", "offsets") for facts in directory.files.list()):
-        raise InvalidUsageError(
-            "the checkpoint belongs to a single query, not to a graph",
-            hint="start with a new checkpoint",
-            checkpoint=directory.location,
-        )
     register(spark)
     places = directory_names(results)
     frames = Frames(

@@ -19,7 +19,9 @@ from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.cli import app
 from penstock.conf.document import PipelineError
 from penstock.conf.error_messages import _STORES
-from penstock.dataflow.checkpoint import graph_document
+from penstock.conf.pipeline import load_document
+from penstock.dataflow import PhysicalPlan
+from penstock.dataflow.checkpoint import check_same_graph, graph_document
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.jobs.checks.checking import check_pipeline
 from penstock.jobs.local.pipeline import check_local_pipeline
@@ -501,6 +503,61 @@ def test_columns_of_a_sink_are_checked(
     assert found.startswith(problem)
 
 
+@pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize(
+    ("section", "changes", "problem"),
+    [
+        ("queue", {"output_schema": "symbol string, value double"},
+         "sink.time: is by default the queue's time, but the results have no column 'time'. "
+         "Hint: add time to queue.output_schema, or write time with a column of the results."),
+        ("queue", {"output_schema": "symbol string, value double, time timestamp"},
+         "sink.time: is by default the queue's time, but the results have no column 'time'. "
+         "Hint: add time to results.projection, or write time with a column of the results."),
+        ("union", {"output_schema": "symbol string, value double"},
+         "sink.time: is by default the union's time, but the results have no column 'time'. "
+         "Hint: add time to union.output_schema, or write time with a column of the results."),
+    ],
+)  # fmt: skip
+def test_the_columns_that_an_upsert_takes_from_a_step_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, section: str, changes: Any, problem: str
+) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)  # a test of this process may have started Spark
+    step = BASE["queue"] | {"apply": "copy:copy"} | changes
+    if section == "union":
+        step["inputs"] = {"more": {"source": dict(BASE["source"])}}
+    sink = {"type": "upsert", "to": f"sqlite:///{tmp_path}/db", "table": "t", "create": True}
+    query = {"checkpoint": str(tmp_path / "cp")}
+    file = written(
+        tmp_path,
+        {"engine": engine, "queue": None, section: step, "sink": sink, "query": query}
+        | {"results": {"projection": ["symbol", "value"]}},
+    )
+    assert problems_of(file) == [problem]
+    check_pipeline(file, ["sink.time=value"])
+    check_pipeline(
+        file,
+        [f"{section}.output_schema=symbol string, value double, time timestamp", "results=null"],
+    )
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize("section", ["queue", "union"])
+def test_a_wrong_output_schema_is_found_with_its_line(tmp_path: Path, engine: str, section: str) -> None:
+    step = BASE["queue"] | {"apply": "copy:copy", "output_schema": "symbol string, value doubl"}
+    if section == "union":
+        step["inputs"] = {"more": {"source": dict(BASE["source"])}}
+    results = {"filter": "value > 0 AND valeu > 0"}
+    file = written(tmp_path, {"engine": engine, "queue": None, section: step, "results": results})
+    with pytest.raises(PipelineError) as refused:
+        check_pipeline(file, [])
+    (problem,) = refused.value.problems
+    number = next(n for n, line in enumerate(Path(file).read_text().splitlines(), 1) if "doubl" in line)
+    assert problem.startswith(
+        f"{file}:{number}: {section}.output_schema: the schema is wrong: 'doubl' is where a type should be. "
+        "Hint: write names and types"
+    )
+
+
 def test_a_wrong_schema_is_told_once_by_the_local_engine(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     source = {
@@ -556,6 +613,56 @@ def test_a_changed_policy_key_or_number_of_buckets_is_found_in_the_checkpoint(
     assert "(price) newest by time" in key
     (buckets,) = problems_of(file, "queue.buckets=3")
     assert "another number of buckets: operator=queue was=2 now=3" in buckets
+    assert buckets.endswith("Hint: set it back, or start with a new checkpoint.")
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize("part", ["metadata", "offsets"])
+def test_a_checkpoint_of_a_single_query_is_refused_as_by_a_run(
+    tmp_path: Path, engine: str, part: str
+) -> None:
+    place = tmp_path / "checkpoint"
+    file = written(tmp_path, {"engine": engine, "query": {"checkpoint": str(place)}})
+    place.mkdir()
+    (place / "other").mkdir()
+    check_pipeline(file, [])
+    (place / part).mkdir()
+    assert problems_of(file) == [
+        "query.checkpoint: the checkpoint belongs to a single query, not to a graph: "
+        f"checkpoint={place}. Hint: start with a new checkpoint."
+    ]
+
+
+@pytest.mark.parametrize("engines", [("local", "spark"), ("spark", "local")])
+def test_a_source_of_windows_is_told_by_its_real_kind_when_the_engine_changes(
+    tmp_path: Path, engines: tuple[str, str]
+) -> None:
+    place = tmp_path / "checkpoint"
+
+    def write(engine: str) -> str:
+        windows = {**WINDOWS, "queue": None, "window": {"time": "ts", "size": "60 s"}, "group_by": ["sensor"]}
+        query = {"checkpoint": str(place)}
+        return written(tmp_path, {"engine": engine, "source": JSON, "query": query, **windows})
+
+    def plans(engine: str) -> tuple[PhysicalPlan, PhysicalPlan]:
+        pipeline, _ = load_document(write(engine))
+        shown = graph_of(pipeline)
+        graph = check_local_pipeline(pipeline) if engine == "local" else shown
+        return graph.plan(None, "auto"), shown.plan(None, "auto")
+
+    before, (plan, shown) = plans(engines[0]), plans(engines[1])
+    directory = GraphDirectory(place)
+    directory.put("graph", graph_document(before[0], {}, {}, before[1]))
+    check_pipeline(write(engines[0]), [])
+    texts = {"local": "source (files, replayable), read by Penstock", "spark": "source (files, replayable)"}
+    was, now = (texts[engine] for engine in engines)
+    (problem,) = problems_of(write(engines[1]))
+    assert f" was={was} now={now}. Hint: undo the change" in problem
+    old = directory.newest("graph")
+    assert old is not None
+    with pytest.raises(InvalidUsageError) as refused:  # as by a run
+        check_same_graph(plan, old, directory, shown.logical)
+    assert (refused.value.context["was"], refused.value.context["now"]) == (was, now)
 
 
 LAZY_WINDOWS: dict[str, Any] = {
