@@ -28,6 +28,7 @@ from penstock.spark_ext.border.spark_versions import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from penstock.spark_ext.sources.wake import hide_lost_driver
 
 __all__ = ["MarketDataSource"]
 
@@ -261,6 +262,7 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """
 
     def __init__(self, options: _Options, *, start_is_late: bool) -> None:
+        hide_lost_driver()
         if not options.real_time and options.rows is None and options.max_rows is None:
             raise InvalidUsageError(
                 "a micro-batch of the market source has no end without realTime",

@@ -36,6 +36,7 @@ from penstock.spark_ext.border.types import check_same
 from penstock.spark_ext.sources.p_stream_options import ReadOptions, WriteOptions
 from penstock.spark_ext.sources.p_stream_sink import BatchWriter, StreamWriter
 from penstock.spark_ext.sources.pushed import Columns, Pushed, split_large
+from penstock.spark_ext.sources.wake import hide_lost_driver
 
 if TYPE_CHECKING:
     from penstock.spark_ext.sources.transaction_scan import TransactionScan
@@ -281,6 +282,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """Plans micro-batches on the driver, in one process for the life of a query; workers read them."""
 
     def __init__(self, plan: _Plan, rule: ReleaseRule) -> None:
+        hide_lost_driver()
         self._plan = plan
         self._rule = rule
         self._options = plan.options

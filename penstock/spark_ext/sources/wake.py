@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -25,7 +26,10 @@ from penstock._clock import new_id
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.border.spark_versions import ReadLimit, SupportsTriggerAvailableNow
 
-__all__ = ["WakeSource", "add_wake", "register_wake"]
+__all__ = ["WakeSource", "add_wake", "hide_lost_driver", "register_wake"]
+
+_PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
+"""The program in which Spark plans the micro-batches of a source in Python."""
 
 _registered: WeakSet[SparkSession] = WeakSet()
 
@@ -84,6 +88,7 @@ class _WakeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """Has a unique id as its offset."""
 
     def __init__(self) -> None:
+        hide_lost_driver()
         self._offset = {"start": new_id()}
 
     def initialOffset(self) -> dict[str, str]:
@@ -100,3 +105,18 @@ class _WakeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return iter(())
+
+
+def hide_lost_driver() -> None:
+    """Keep the process that plans a source's micro-batches from printing a traceback when its driver is gone.
+
+    A driver that stops may reset the connection before the process has read the end of its input. Call this
+    function when a reader is made; it has no effect in other processes.
+    """
+    if getattr(sys.modules["__main__"].__spec__, "name", None) == _PLANNER:
+        sys.excepthook = _print_unless_lost
+
+
+def _print_unless_lost(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, BrokenPipeError | ConnectionResetError):
+        sys.__excepthook__(kind, error, trace)
