@@ -126,7 +126,7 @@ class PStream:
                 raise InvalidUsageError(
                     "there is no p-stream at this location",
                     location=self.files.location,
-                    hint="write to it first, as penstock ingest does; in Python, a schema creates it",
+                    hint="write to it first, by penstock ingest or by PStreamWriter with a schema",
                 ) from None
             described = describe(schema, bool(direct_io), update_log)
             # Create nothing if direct I/O is not possible.

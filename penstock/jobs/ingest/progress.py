@@ -94,7 +94,7 @@ def _line(totals: Totals) -> str:
         f"{decimal(totals.written_bytes)} written",
     ]
     if totals.written_bytes:
-        parts[-1] += f" ({totals.read_bytes / totals.written_bytes:.1f} to 1)"
+        parts[-1] += f" (ratio {totals.read_bytes / totals.written_bytes:.1f})"
     if totals.bad:
         parts.append(f"{totals.bad:,} skipped")
     return ", ".join(parts)

@@ -13,7 +13,7 @@ __all__ = ["Batch", "Totals", "batch_parts", "batch_printer", "summary_line", "w
 _SILENCE_S = 10.0
 """The silence after which a run reports that it is still starting."""
 _STALENESS = (
-    "stale: how long the oldest update that the results lack has waited, per key;",
+    "stale: how long, per key, the oldest unserved update has waited in the queue;",
     "average and 95th percentile over keys and time",
 )
 """The explanation that follows the first batch with staleness."""

@@ -72,7 +72,9 @@ class RecordFilesInput(FilesInput, RecordInput):
         try:
             for lines, rows, reasons in self._read_lines(path):
                 bad = sorted(reasons)
-                yield Records(rows, bad, partial(_facts, lines, reasons, bad, path.as_uri()))
+                # Spark names a file so; both engines must store the same rows.
+                name = path.as_uri().replace("file:///", "file:/", 1)
+                yield Records(rows, bad, partial(_facts, lines, reasons, bad, name))
         except InvalidUsageError as error:
             place = self.bad_records.place
             raise InvalidUsageError(
