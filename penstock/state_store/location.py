@@ -95,7 +95,9 @@ def find_operators(place: Files) -> list[Operator]:
             _operators(below, below.list(), 2)
         ):
             hint = f"the state is in {below.location}"
-            raise InvalidUsageError("this is a checkpoint", location=place.location, hint=hint)
+            raise InvalidUsageError(
+                "there is no state at this location, but below it", location=place.location, hint=hint
+            )
         raise InvalidUsageError(
             "there is no state at this location",
             location=place.location,

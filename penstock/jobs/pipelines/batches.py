@@ -151,7 +151,7 @@ def _time(ms: float) -> str:
     return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms:.0f} ms"
 
 
-def summary_line(totals: Totals, later_steps: Sequence[str] = ()) -> str:
+def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiting: bool = False) -> str:
     """Return a summary line of a whole run; batches without rows do not count.
 
     Parameters
@@ -160,6 +160,8 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = ()) -> str:
         The totals of the run.
     later_steps : sequence of str
         Steps after the operator, which may drop rows that the operator has emitted.
+    shows_waiting : bool
+        Whether the line ends with the number of keys that wait.
     """
     emitted = f"emitted before {' and '.join(later_steps)}" if later_steps else "emitted"
     rows = "row in" if totals.rows_in == 1 else "rows in"
@@ -181,6 +183,7 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = ()) -> str:
     shows_emitted = totals.has_operator and not (totals.committed or totals.rejected)
     always = (rows, emitted) if shows_emitted else (rows,)
     parts += [f"{count:,} {name}" for name, count in counts.items() if count or name in always]
+    parts += [f"{totals.waiting_keys:,} keys waiting"] if shows_waiting and totals.waiting_keys else []
     return ", ".join(parts)
 
 

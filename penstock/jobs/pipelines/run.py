@@ -382,7 +382,7 @@ def _run(
             if totals.signal is None:
                 raise
     if on_batch is None:
-        print(summary_line(totals, later_steps), file=sys.stderr, flush=True)
+        print(summary_line(totals, later_steps, shows_waiting=True), file=sys.stderr, flush=True)
     return totals
 
 
@@ -428,7 +428,8 @@ def run_to_end(
 
         totals = run_local(pipeline, on_batch, document=document, dashboard=dashboard)
         if on_batch is None:
-            print(summary_line(totals, pipeline.later_steps), file=sys.stderr, flush=True)
+            line = summary_line(totals, pipeline.later_steps, shows_waiting=True)
+            print(line, file=sys.stderr, flush=True)
         return totals
     query = pipeline.query
     with (

@@ -340,7 +340,9 @@ def test_a_summary_counts_one_row_as_one(rows: int, bad: int, line: str) -> None
 def test_a_summary_of_no_rows_says_so() -> None:
     assert summary_line(Totals(batches=1)) == "no new rows"
     assert summary_line(Totals(signal=2)) == "no micro-batch has ended"
-    assert summary_line(Totals(batches=2, emitted=3)) == "2 batches, 0 rows in, 3 emitted"
+    left = Totals(batches=2, emitted=3, waiting_keys=1_200)
+    assert summary_line(left) == "2 batches, 0 rows in, 3 emitted"
+    assert summary_line(left, shows_waiting=True) == "2 batches, 0 rows in, 3 emitted, 1,200 keys waiting"
 
 
 @pytest.mark.parametrize(("number", "name", "code"), [(2, "SIGINT", 130), (15, "SIGTERM", 143)])

@@ -56,7 +56,8 @@ def test_the_state_of_a_checkpoint_is_found(tmp_path: Path) -> None:
         find_operators(open_files(str(tmp_path)))
     (bucket / "000000000001-0000.punit").touch()
     with pytest.raises(
-        InvalidUsageError, match=rf"this is a checkpoint: .* the state is in {tmp_path}/state"
+        InvalidUsageError,
+        match=rf"there is no state at this location, but below it: .* the state is in {tmp_path}/state",
     ):
         find_operators(open_files(str(tmp_path)))
 
