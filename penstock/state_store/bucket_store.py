@@ -377,7 +377,7 @@ class BucketStore(BucketFiles):
             return held
         ours = snapshot.parts
         if ours is not None and not ours.done():
-            # Adopt the snapshot however late it is, because a process writes only one snapshot at a time.
+            # Keep it until its write has ended, because a process writes only one snapshot at a time.
             return held
         without = replace(held, snapshot=None)
         if version > snapshot.last or (ours is not None and ours.exception() is not None):

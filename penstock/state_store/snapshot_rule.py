@@ -22,7 +22,8 @@ class SnapshotRule:
     min_delta_bytes : int
         A chain with fewer bytes of deltas gets no snapshot, unless there are too many deltas.
     max_commits : int
-        The number of commits within which a snapshot must be complete. A later snapshot is considered lost.
+        The number of commits within which a snapshot must be complete. A snapshot that takes longer is not
+        adopted.
     """
 
     max_deltas: int = 64

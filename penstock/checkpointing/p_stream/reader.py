@@ -56,7 +56,8 @@ class PStreamReader:
     Examples
     --------
     >>> import tempfile
-    >>> from penstock.checkpointing.p_stream.writer import PStreamWriter
+    >>> import pyarrow as pa
+    >>> from penstock import PStreamReader, PStreamWriter
     >>> place = tempfile.mkdtemp() + "/numbers"
     >>> with PStreamWriter(place, pa.schema({"n": pa.int64()})) as writer:
     ...     writer.append(pa.table({"n": range(5)}))

@@ -1,8 +1,8 @@
 """Symbols: texts as codes of their most frequent substrings, of up to 8 bytes each.
 
 The algorithm is from Boncz, Neumann, Leis, "FSST: Fast Random Access String Compression", VLDB 2020, with two
-changes. Codes end with a frame instead of a text, as in other column codecs, so no loop has to check for the
-end of a text. And four parts of a frame are encoded in parallel.
+changes. The bytes of all texts are cut into frames of 65,536 bytes, and each frame is encoded as a whole. So
+no loop has to check for the end of a text. And four parts of a frame are encoded in parallel.
 """
 
 from __future__ import annotations
