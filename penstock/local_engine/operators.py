@@ -126,7 +126,6 @@ class LocalOperator:
         self.task = BucketTask(
             *(place.name, place.state_location, operator, place.buckets, place.parallel, versions),
             origin=origin or {},
-            processors=1,
         )
         self._coordinator = coordinator
         self._publishes_first = publishes_first or coordinator is not None

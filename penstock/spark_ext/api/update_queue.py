@@ -102,7 +102,7 @@ def update_queue(
         The order in which waiting keys are served (UpStream §5.2, §5.3; ``"freshest"`` is an index policy).
     budget : int, str or None
         How much to serve in a trigger: a number of rows; or, with `apply`, a duration such as ``"800ms"`` in
-        each of Spark's parallel tasks; or None to serve all waiting keys.
+        each of Spark's shuffle partitions; or None to serve all waiting keys.
     freshness : mapping, optional
         A contract instead of a budget: how stale results may be, such as ``{"p95": "2 s"}``. The limits may
         differ by class of key: ``{"p95": {"gold": "500 ms", "other": "5 s"}, "by": "tier"}``, with the most

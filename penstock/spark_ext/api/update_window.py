@@ -105,7 +105,7 @@ def update_window(
         it is complete; of the key's newer windows, only the newest waits.
     budget : int or str, optional
         For lazy and eager mode: how much to serve in a trigger. Either a number of windows, served in the
-        order of `policy`, or the time for which each of Spark's parallel tasks serves windows, such as
+        order of `policy`, or the time for which each of Spark's shuffle partitions serves windows, such as
         ``"800ms"``. Windows that still wait are served in later triggers, even without new input, unless a
         newer window replaces them.
     policy : {"in_place", "fifo", "linecutting", "freshest"}, optional

@@ -60,7 +60,6 @@ __all__ = [
     "aggregate_sql",
     "analyzed_plan",
     "check_own_readers",
-    "cores_of",
     "default_parallelism",
     "has_running_tasks",
     "is_available_now",
@@ -108,11 +107,6 @@ def is_local(spark: SparkSession) -> bool:
     A server of Spark Connect may be anywhere.
     """
     return not is_connect(spark) and str(spark.sparkContext.master).startswith("local")
-
-
-def cores_of(spark: SparkSession) -> int | None:
-    """Return the number of cores that Spark uses in local mode; None elsewhere."""
-    return default_parallelism(spark) if is_local(spark) else None
 
 
 def uses_local_files(spark: SparkSession) -> bool:

@@ -110,8 +110,8 @@ class TaskShare:
         The bucket, and the number of buckets.
     batch_id : int
         The micro-batch.
-    parallel, processors : int
-        See `BucketTask`.
+    parallel : int
+        The number of buckets served in parallel: Spark's shuffle partitions.
     description : callable
         Returns the operator's stored description, which the first start wrote.
     query_id : str
@@ -126,7 +126,6 @@ class TaskShare:
     buckets: int
     batch_id: int
     parallel: int
-    processors: int | None = None
     description: Callable[[], Mapping[str, Any]] = dict
     query_id: str = ""
     other_attempts: Callable[[], Iterable[Mapping[str, Any]]] = tuple
@@ -180,7 +179,7 @@ class BucketTask(Generic[S]):
     buckets : int
         Number of buckets.
     parallel : int
-        The number of Spark's shuffle partitions, each of which serves its buckets one after the other.
+        The number of buckets served in parallel: Spark's shuffle partitions.
     retain_versions : int
         The number of versions of the state that stay loadable.
     snapshots : SnapshotRule
@@ -190,8 +189,6 @@ class BucketTask(Generic[S]):
     origin : mapping
         Facts about this start of the query, as JSON values. Only the facts of the first start are stored,
         with the operator's description.
-    processors : int, optional
-        The number of shuffle partitions that Spark serves at the same time, if there are fewer processors.
     """
 
     name: str
@@ -203,7 +200,6 @@ class BucketTask(Generic[S]):
     snapshots: SnapshotRule = field(default_factory=SnapshotRule)
     sweep_batches: int = 16
     origin: Mapping[str, Any] = field(default_factory=dict)
-    processors: int | None = None
 
     def run(
         self,
@@ -268,7 +264,10 @@ class BucketTask(Generic[S]):
                 _background().submit(_release, store, held.handle)
             loaded = monotonic_s()
             task_share = TaskShare(
-                *(bucket, self.buckets, batch_id, self.parallel, self.processors),
+                bucket,
+                self.buckets,
+                batch_id,
+                self.parallel,
                 lambda: read_description(files) or {},
                 query_id,
                 tuple

@@ -236,13 +236,12 @@ def share(budget: Budget, task_share: TaskShare) -> Budget:
     """Return a bucket's share of a budget.
 
     Shares of rows add up to the budget. If the rows cannot be divided evenly, some buckets get one more row,
-    and these buckets change with each batch. A time budget is divided among the buckets that a processor
-    serves one after the other.
+    and these buckets change with each batch. A time budget is divided among the buckets of a partition,
+    because they are served one after the other.
     """
     rows, duration = budget.rows, budget.duration_us
     if rows is not None:
         rows = (rows + (task_share.bucket + task_share.batch_id) % task_share.buckets) // task_share.buckets
     if duration is not None:
-        parallel = min(task_share.parallel, task_share.processors or task_share.parallel, task_share.buckets)
-        duration = max(duration * parallel // task_share.buckets, 1)
+        duration = max(duration * min(task_share.parallel, task_share.buckets) // task_share.buckets, 1)
     return Budget(rows, duration)

@@ -29,7 +29,7 @@ from penstock.spark_ext.api.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.border.arrow_settings import rows_of_a_batch, skip_size_of_each_row
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.collations import refuse_collations
-from penstock.spark_ext.border.connection import analyzed_plan, check_own_readers, cores_of, own_workers_of
+from penstock.spark_ext.border.connection import analyzed_plan, check_own_readers, own_workers_of
 from penstock.spark_ext.border.parcels import COORDINATOR, PARCELS, SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.foreach_batch import batch_of_setting
@@ -109,7 +109,8 @@ class Stateful:
         Raises
         ------
         InvalidUsageError
-            If the name or the location is wrong, or workers of a cluster lack Penstock's dependencies.
+            If the name or the location is wrong, or workers on a cluster run a Python without Penstock's
+            dependencies.
         """
         prepare_workers(spark)
         if not _is_name(name):
@@ -154,8 +155,8 @@ class Stateful:
             Whether the operator has a freshness contract, which chooses the trigger interval.
         own_workers : bool
             Whether the operator runs in separate workers, because its state is slow to reload. If workers
-            also read rows, a bucket rarely gets the worker with its state. Separate workers take more than a
-            second to start.
+            also read rows, a bucket rarely gets the worker that holds its state, because Spark assigns idle
+            workers in turn. Separate workers take more than a second to start.
         into : OperatorRows, optional
             Writes the operator's results. If given, the output is descriptors instead of rows.
         route : str
@@ -171,7 +172,6 @@ class Stateful:
         task = BucketTask(
             *(self.name, self.state_location, operator, self.buckets, self.parallel, versions),
             origin=origin or {},
-            processors=cores_of(parcels.sparkSession),
         )
         timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
         if waits:
