@@ -292,16 +292,16 @@ class CommandLog:
                     self._writer.flush()
                 self._notify(self._durable + len(rows), None)
         except FencedError:
-            self._notify(
-                self._durable,
-                FencedError(
-                    "another process has opened this database",
-                    location=self._files.location,
-                    hint="call that process; opening the database again would fence it",
-                ),
-            )
+            self._notify(self._durable, self._fenced())
         except BaseException as error:  # callers that wait for durable calls must get the error
             self._notify(self._durable, error)
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            "another process has opened this database",
+            location=self._files.location,
+            hint="call that process; opening the database again would fence it",
+        )
 
     def _take(self) -> list[dict[str, Any]] | None:
         """Wait for calls, then for the commit interval; return the calls, or None after `close`."""
@@ -335,13 +335,17 @@ class CommandLog:
         if not self._calls:
             return
         self.wait(self._end)
-        self._writer.flush()
-        state.offset = self._end
-        self._handle = self._store.commit(state, self._handle)
-        self._store.sweep(self._handle)
-        self._stream.trim_from(_READER, self._end)
-        if self._ahead is not None:
-            self._ahead.begin_part()
+        try:
+            self._writer.flush()
+            state.offset = self._end
+            self._handle = self._store.commit(state, self._handle)
+            self._store.sweep(self._handle)
+            self._stream.trim_from(_READER, self._end)
+            if self._ahead is not None:
+                self._ahead.begin_part()
+        except FencedError:
+            self._error = self._fenced()
+            raise self._error from None
         self._bytes = self._calls = 0
 
     def close(self) -> None:
@@ -349,7 +353,9 @@ class CommandLog:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        # After an error the thread writes no more, but a callback in it may wait for the database.
+        if self._error is None:
+            self._thread.join()
         try:
             if self._error is None:
                 self._writer.flush()

@@ -236,11 +236,11 @@ class OpenDatabase:
     def abandon(self) -> None:
         """Refuse further calls, because the tables may be half changed, or ahead of the log."""
         log, self._log = self._log, None
+        halfway = InvalidUsageError("a call failed halfway", hint="open the database again")
+        self._broken = self._broken or (halfway if log is None else log.refusal)  # closing may fail
         if log is not None:
             log.close()
-            self._broken = self._broken or log.refusal
-        halfway = InvalidUsageError("a call failed halfway", hint="open the database again")
-        self._broken = self._broken or halfway
+            self._broken = log.refusal
 
     def load(self, table: str, rows: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> None:
         """Insert rows with new keys into a table.

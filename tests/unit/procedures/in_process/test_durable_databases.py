@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,42 @@ def test_a_second_process_fences_the_first(tmp_path: Path) -> None:
     second.call("move", source=1, target=2, amount=3, note="kept")
     with bank().open(tmp_path / "bank") as third:
         assert rows(third)[1]["balance"] == 97
+
+
+def test_a_callback_that_calls_a_fenced_database_leaves_it_fenced(tmp_path: Path) -> None:
+    move = {"source": 1, "target": 2, "amount": 3, "note": "lost"}
+    found: list[BaseException] = []
+    retried = threading.Event()
+
+    with bank().open(tmp_path / "bank") as db:
+        db.load("accounts", FIRST)
+        with bank().open(tmp_path / "bank") as owner:
+
+            def retry(failed: Future[dict[str, Any]]) -> None:
+                found.append(failed.exception(0) or AssertionError("the call was acknowledged"))
+                try:
+                    db.submit("move", **move)
+                except FencedError as error:
+                    found.append(error)
+                retried.set()
+
+            db.submit("move", **move).add_done_callback(retry)
+            assert retried.wait(60)
+            assert [type(error) for error in found] == [FencedError, FencedError]
+            with pytest.raises(FencedError):
+                db.call("move", **move)
+            assert rows(owner)[1]["balance"] == 100
+
+
+def test_a_database_that_is_fenced_at_a_checkpoint_stays_fenced(tmp_path: Path) -> None:
+    with bank().open(tmp_path / "bank") as db:
+        db.load("accounts", FIRST)
+        with bank().open(tmp_path / "bank"):
+            for _ in range(2):
+                with pytest.raises(FencedError, match="another process has opened this database"):
+                    db.checkpoint()
+            with pytest.raises(FencedError, match="another process has opened this database"):
+                db.call("move", source=1, target=2, amount=3, note="lost")
 
 
 def test_reasons_beyond_the_offsets_of_arrow_are_refused() -> None:
