@@ -159,7 +159,7 @@ class _FirstCompilation(event.Listener):  # type: ignore[misc]
     def on_start(self, event: Any) -> None:
         if not self._is_told:
             self._is_told = True
-            self._tell("compiling kernels, once after an installation; this may take a minute")
+            self._tell("compiling kernels; after an installation, this takes up to a minute")
 
     def on_end(self, event: Any) -> None: ...
 

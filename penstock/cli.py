@@ -170,10 +170,11 @@ def run(
         ):
             level = "ERROR" if debug else "FATAL"
             if configured.engine == "local":
-                # Loads no part of Spark's engine.
-                from penstock.jobs.local.run import run_local
+                from penstock._kernels import on_first_compilation
+                from penstock.jobs.local.run import run_local  # loads no part of Spark's engine
 
-                totals = run_local(configured, on_batch, document=document, dashboard=shown)
+                with on_first_compilation(lambda line: typer.echo(line, err=True) if progress else None):
+                    totals = run_local(configured, on_batch, document=document, dashboard=shown)
             else:
                 from penstock.jobs.pipelines.run import run_to_end
 

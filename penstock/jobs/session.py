@@ -281,14 +281,14 @@ def open_session(
     _run_in_thread(lambda: SparkContext.getOrCreate(conf))
     spark = SparkSession.builder.appName(name).config(map=dict(options)).getOrCreate()
     _quiet_accumulators(spark.sparkContext)
-    _set_defaults(spark)
+    _set_defaults(spark, options)
     return spark, True
 
 
-def _set_defaults(spark: SparkSession) -> None:
+def _set_defaults(spark: SparkSession, given: Mapping[str, str]) -> None:
     context = spark.sparkContext
     for setting, value in (_LOCAL_DEFAULTS if str(context.master).startswith("local") else _DEFAULTS).items():
-        if not context.getConf().contains(setting):
+        if setting not in given and not context.getConf().contains(setting):
             spark.conf.set(setting, value)
 
 

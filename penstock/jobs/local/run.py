@@ -78,6 +78,8 @@ def run_local(
             show = stack.enter_context(printer)
             stack.enter_context(on_first_compilation(lambda line: print(line, file=sys.stderr, flush=True)))
         stack.enter_context(_only_run(pipeline.query.checkpoint))
+        if signals.received is not None:
+            return replace(totals, signal=signals.received)
         try:
             # Servers that do not answer are called for a minute.
             with StopSignals(raises=True):

@@ -183,7 +183,8 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiti
     shows_emitted = totals.has_operator and not (totals.committed or totals.rejected)
     always = (rows, emitted) if shows_emitted else (rows,)
     parts += [f"{count:,} {name}" for name, count in counts.items() if count or name in always]
-    parts += [f"{totals.waiting_keys:,} keys waiting"] if shows_waiting and totals.waiting_keys else []
+    waiting = "1 key" if totals.waiting_keys == 1 else f"{totals.waiting_keys:,} keys"
+    parts += [f"{waiting} waiting"] if shows_waiting and totals.waiting_keys else []
     return ", ".join(parts)
 
 

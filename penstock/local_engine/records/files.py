@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -19,6 +21,9 @@ from penstock.local_engine.records.lines import line_reader
 from penstock.spark_ext.border.types import as_arrow_of_spark
 
 __all__ = ["RecordFilesInput"]
+
+_QUOTED: Final = re.compile(r"[^\w\x80-\U0010ffff/!$&'()*+,;=:@~.-]")
+"""The characters of a path that Java's URIs do not keep."""
 
 
 class RecordFilesInput(FilesInput, RecordInput):
@@ -72,14 +77,17 @@ class RecordFilesInput(FilesInput, RecordInput):
         try:
             for lines, rows, reasons in self._read_lines(path):
                 bad = sorted(reasons)
-                # Spark names a file so; both engines must store the same rows.
-                name = path.as_uri().replace("file:///", "file:/", 1)
-                yield Records(rows, bad, partial(_facts, lines, reasons, bad, name))
+                yield Records(rows, bad, partial(_facts, lines, reasons, bad, _uri_of_spark(path)))
         except InvalidUsageError as error:
             place = self.bad_records.place
             raise InvalidUsageError(
                 error.fact, hint=error.hint, source=place, file=path, **error.context
             ) from None
+
+
+def _uri_of_spark(path: Path) -> str:
+    """Return a file's URI as Spark writes it, because both engines must store the same rows."""
+    return "file:" + _QUOTED.sub(lambda found: quote(found[0]), str(path))
 
 
 def _facts(lines: pa.Array, reasons: Mapping[int, str], bad: list[int], file: str) -> dict[str, list[Any]]:

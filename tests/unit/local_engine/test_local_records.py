@@ -26,7 +26,7 @@ from penstock.jobs.local.sources import open_source
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.jobs.pipelines.schemas import encoding_of, schema_of
 from penstock.local_engine.records.bad_records import BadRecords
-from penstock.local_engine.records.files import RecordFilesInput
+from penstock.local_engine.records.files import RecordFilesInput, _uri_of_spark
 from penstock.local_engine.records.json_decoder import JsonDecoder
 from penstock.local_engine.records.kafka import KafkaInput, _limit
 from penstock.local_engine.records.kafka_options import KafkaOptions
@@ -48,7 +48,16 @@ READ_IN_PART: dict[str, list[tuple[str, int | None, float | None]]] = {
 
 
 def as_spark_names(file: Path) -> str:
-    return "file:/" + file.as_uri().removeprefix("file:///")
+    return f"file:{file}"  # these names have no characters to quote
+
+
+def test_files_of_bad_records_have_the_names_that_spark_writes() -> None:
+    names = {
+        "/in/a+b,c=d@e.json": "file:/in/a+b,c=d@e.json",
+        "/in/x (1) ü.json": "file:/in/x%20(1)%20ü.json",
+        "/in/day=2/50%#?.json": "file:/in/day=2/50%25%23%3F.json",
+    }
+    assert {name: _uri_of_spark(Path(name)) for name in names} == names
 
 
 def pipeline(place: Path, format: str, **source: Any) -> Pipeline:

@@ -230,9 +230,14 @@ def test_a_session_in_local_mode_has_few_shuffle_partitions(
     changed: dict[str, str] = {}
     context = SimpleNamespace(master=master, getConf=lambda: SimpleNamespace(contains=conf.__contains__))
     spark = SimpleNamespace(sparkContext=context, conf=SimpleNamespace(set=changed.__setitem__))
-    session._set_defaults(cast(SparkSession, spark))
+    session._set_defaults(cast(SparkSession, spark), {})
     assert changed.get(setting) == partitions
-    assert changed["spark.sql.session.timeZone"] == "UTC"
+    assert changed.pop("spark.sql.session.timeZone") == "UTC"
+    changed.clear()
+    session._set_defaults(
+        cast(SparkSession, spark), {setting: "5", "spark.sql.session.timeZone": "Asia/Tokyo"}
+    )
+    assert list(changed) == [name for name in session._DEFAULTS if name != "spark.sql.session.timeZone"]
 
 
 def test_a_session_on_this_machine_logs_only_what_is_fatal(opened: Callable[..., str | None]) -> None:
