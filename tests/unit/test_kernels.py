@@ -483,7 +483,7 @@ def test_only_a_compilation_is_told_and_only_once() -> None:
     with _kernels.on_first_compilation(told.append):
         add(1, 2)
         add(1.0, 2.0)
-    assert [line.partition(",")[0] for line in told] == ["compiling kernels"]
+    assert [line.partition(";")[0] for line in told] == ["compiling kernels"]
     with _kernels.on_first_compilation(told.append):
         add(3, 4)
     assert len(told) == 1
