@@ -19,8 +19,9 @@ from penstock.operators.update_stream.operator_options import QueueOptions, Wind
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.parcels import from_parcel, to_parcels
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel, ServedBucket
-from penstock.spark_ext.worker.stateful import Stateful, take_exports
+from penstock.spark_ext.worker.stateful import Stateful
 from penstock.state_store.bucket_store import Pointer
+from penstock.state_store.clock_record import Readings
 
 if TYPE_CHECKING:
     from penstock.spark_ext.forwarding.coordinator import Coordinator
@@ -49,6 +50,8 @@ class MicroBatch:
         Whether buckets that may have waiting keys run even without rows.
     clocks : mapping of int to Clock
         Clocks that replace `clock` in single buckets, by the bucket's number.
+    recorded : mapping of int to Readings
+        The records of earlier runs of the micro-batch that buckets repeat, by the bucket's number.
     metrics : list of BatchMetrics
         The metrics of the buckets that have run so far.
     bad_records : int
@@ -66,6 +69,7 @@ class MicroBatch:
     clock: Clock = now_us
     wakes: bool = False
     clocks: Mapping[int, Clock] = field(default_factory=dict)
+    recorded: Mapping[int, Readings] = field(default_factory=dict)
     metrics: list[BatchMetrics] = field(default_factory=list)
     bad_records: int = 0
     on_served: Callable[[Sequence[BatchMetrics]], None] = lambda metrics: None
@@ -126,6 +130,7 @@ class LocalOperator:
         self.task = BucketTask(
             *(place.name, place.state_location, operator, place.buckets, place.parallel, versions),
             origin=origin or {},
+            processors=1,
         )
         self._coordinator = coordinator
         self._publishes_first = publishes_first or coordinator is not None
@@ -171,6 +176,7 @@ class LocalOperator:
                 batch.clocks.get(bucket, batch.clock),
                 batch.query_name,
                 batch.run,
+                batch.recorded.get(bucket),
             )
             self._open.append((label, served, self._publisher.submit(served.publish)))
             batch.metrics.append(served.metrics)
@@ -180,6 +186,8 @@ class LocalOperator:
             if self._publishes_first:
                 self.finish()
             if self._coordinator is not None:
+                from penstock.spark_ext.forwarding.exports import take_exports  # loads kernels, see below
+
                 pointer, exports, results = take_exports(
                     batch.query, batch.number, bucket, self.pointers[label], results
                 )

@@ -4,7 +4,9 @@ With a budget of time, or with the policy linecutting or freshest, an operator's
 A micro-batch may run again after a sink has taken the output of an earlier attempt. A sink that skips known
 micro-batches would then miss rows that only the later attempt serves. The output is a function of the state,
 the ordered arrivals and the clock. So the first attempt records the clock readings before its output is
-visible, and a later attempt that finds a record replays the readings.
+visible, and a later attempt that finds a record replays the readings. The record also holds the number of
+buckets that the first attempt served in parallel, because a budget of time depends on it. A later attempt may
+run on a machine with more processors.
 
 A record is a file beside the versions of a bucket, ``<number>-<file id of the parent>.clock``, where the
 number is the version that follows the parent. It is a p-unit, and becomes garbage by the same rule as a
@@ -15,7 +17,8 @@ same readings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 from penstock._clock import Clock
 from penstock.checkpointing import PUnit, decode, encode
@@ -24,9 +27,25 @@ from penstock.checkpointing.files import Files
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import CLOCK_SUFFIX, Handle, Pointer
 
-__all__ = ["ClockRecord", "RecordedClock", "read_clock"]
+__all__ = ["ClockRecord", "Readings", "RecordedClock", "read_clock"]
 
 _KIND = "clock"
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """The recorded facts about the first attempt at a micro-batch of a bucket.
+
+    Attributes
+    ----------
+    times_us : list of int
+        The readings of the clock, in microseconds since the Unix epoch.
+    parallel : int or None
+        The number of buckets that were served in parallel; None in a record of version 0.1.0.
+    """
+
+    times_us: list[int]
+    parallel: int | None = None
 
 
 class RecordedClock:
@@ -37,12 +56,17 @@ class RecordedClock:
     clock : Clock
         The clock to read after the end of the record. If there is a record, its end is reached only if a
         source returns different rows than before.
-    recorded : list of int
-        The recorded readings, in microseconds. Readings of `clock` are appended.
+    recorded : iterable of int
+        The recorded readings, in microseconds.
+
+    Attributes
+    ----------
+    readings : list of int
+        The recorded readings and the readings of `clock`.
     """
 
-    def __init__(self, clock: Clock, recorded: list[int]) -> None:
-        self.readings = recorded
+    def __init__(self, clock: Clock, recorded: Iterable[int] = ()) -> None:
+        self.readings = list(recorded)
         self._clock = clock
         self._at = 0
 
@@ -69,8 +93,8 @@ class ClockRecord:
     files: Files
     held: Handle
 
-    def read(self) -> list[int] | None:
-        """Return the recorded times; None if no attempt has recorded times.
+    def read(self) -> Readings | None:
+        """Return the record; None if no attempt has made one.
 
         Raises
         ------
@@ -81,7 +105,7 @@ class ClockRecord:
         """
         return read_clock(self.files, self.held.pointer)
 
-    def publish(self, readings: list[int]) -> None:
+    def publish(self, readings: Readings) -> None:
         """Make the record durable.
 
         Only one attempt succeeds, except on HDFS if two attempts publish at the same moment.
@@ -93,11 +117,11 @@ class ClockRecord:
         UnavailableError
             If the file system refuses.
         """
-        self.files.publish(_name(self.held.pointer), encode(PUnit(_KIND, {"times_us": readings})))
+        self.files.publish(_name(self.held.pointer), encode(PUnit(_KIND, asdict(readings))))
 
 
-def read_clock(files: Files, parent: Pointer | None) -> list[int] | None:
-    """Return the recorded times of the micro-batch after a version of a bucket; None if there is no record.
+def read_clock(files: Files, parent: Pointer | None) -> Readings | None:
+    """Return the record of the micro-batch after a version of a bucket; None if there is none.
 
     Raises
     ------
@@ -113,10 +137,12 @@ def read_clock(files: Files, parent: Pointer | None) -> list[int] | None:
         return None
     path = files.path_of(name)
     unit = decode(content, path)
-    times = Fields(unit.meta, path).items("times_us")
+    fields = Fields(unit.meta, path)
+    times = fields.items("times_us")
     if unit.kind != _KIND:
         raise CorruptDataError("the file is not a record of the clock", file=path)
-    return [times.number(number) for number in range(len(times))]
+    parallel = fields.number("parallel", least=1) if fields.has("parallel") else None
+    return Readings([times.number(number) for number in range(len(times))], parallel)
 
 
 def _name(parent: Pointer | None) -> str:

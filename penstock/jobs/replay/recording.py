@@ -21,7 +21,7 @@ from penstock.local_engine.start import RESULTS
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_reader.spark_state import read_pointer_files
 from penstock.state_store.bucket_store import BucketStore, Pointer
-from penstock.state_store.clock_record import read_clock
+from penstock.state_store.clock_record import Readings, read_clock
 from penstock.state_store.descriptions import read_description
 
 __all__ = ["Checkpoint", "RecordedBatch", "Recording"]
@@ -188,8 +188,8 @@ class Recording:
             )
         return held.get(0, {})
 
-    def clock(self, batch: RecordedBatch, label: int) -> list[int] | None:
-        """Return the readings of the clock for a bucket that ran; None if they were not recorded."""
+    def clock(self, batch: RecordedBatch, label: int) -> Readings | None:
+        """Return the record of the clock for a bucket that ran; None if there is none."""
         return read_clock(self.store(label).files, batch.before.get(label))
 
     def ended_us(self, batch: RecordedBatch, label: int) -> int | None:

@@ -20,7 +20,7 @@ from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.policy import Policy
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer
-from penstock.state_store.clock_record import RecordedClock
+from penstock.state_store.clock_record import Readings
 from penstock.state_store.location import SPECIFICATION_FILE
 
 __all__ = ["Replay", "ReplayedBatch"]
@@ -139,24 +139,26 @@ class Replay:
     def _run_batch(self, recorded: RecordedBatch) -> ReplayedBatch:
         query, recording = self.query, self.recorded.recording
         clocks: dict[int, Clock] = {}
+        records: dict[int, Readings] = {}
         ends_us = [recorded.planned_us]
         has_clock = True
         if query.operator is not None:
             labels = bucket_labels(query.operator.buckets)
             for label in recorded.served:
-                readings = recording.clock(recorded, label)
+                bucket, readings = labels.index(label), recording.clock(recorded, label)
+                times_us = readings.times_us if readings else []
                 ended_us = recording.ended_us(recorded, label)
-                has_clock &= readings is not None
-                ends_us.append((readings or [ended_us or recorded.planned_us])[-1])
-                clocks[labels.index(label)] = (
-                    _stand_still(ends_us[-1])
-                    if readings is None
-                    else RecordedClock(_go_on(readings[-1] if readings else ends_us[-1]), list(readings))
-                )
+                ends_us.append((times_us or [ended_us or recorded.planned_us])[-1])
+                clocks[bucket] = _go_on(ends_us[-1]) if readings else _stand_still(ends_us[-1])
+                if readings is None:
+                    has_clock = False
+                else:
+                    records[bucket] = readings
             query.operator.waiting |= recorded.served
         batch = MicroBatch(
             recorded.number, recording.checkpoint.query, "replay", self._run,
             recorded.starts, recorded.ends, _stand_still(max(ends_us)), clocks=clocks,
+            recorded=records,
         )  # fmt: skip
         results = pa.Table.from_batches(list(query.rows(batch)), query.schema)
         if query.operator is not None:

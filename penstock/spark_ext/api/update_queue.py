@@ -101,8 +101,9 @@ def update_queue(
     policy : {"in_place", "fifo", "linecutting", "freshest"}
         The order in which waiting keys are served (UpStream §5.2, §5.3; ``"freshest"`` is an index policy).
     budget : int, str or None
-        How much to serve in a trigger: a number of rows; or, with `apply`, a duration such as ``"800ms"`` in
-        each of Spark's shuffle partitions; or None to serve all waiting keys.
+        How much to serve in a trigger: a number of rows; or, with `apply`, a duration such as ``"800ms"``; or
+        None to serve all waiting keys. In local mode, the duration is that of a trigger; on a cluster, it is
+        that of each of Spark's shuffle partitions.
     freshness : mapping, optional
         A contract instead of a budget: how stale results may be, such as ``{"p95": "2 s"}``. The limits may
         differ by class of key: ``{"p95": {"gold": "500 ms", "other": "5 s"}, "by": "tier"}``, with the most

@@ -105,9 +105,8 @@ def update_window(
         it is complete; of the key's newer windows, only the newest waits.
     budget : int or str, optional
         For lazy and eager mode: how much to serve in a trigger. Either a number of windows, served in the
-        order of `policy`, or the time for which each of Spark's shuffle partitions serves windows, such as
-        ``"800ms"``. Windows that still wait are served in later triggers, even without new input, unless a
-        newer window replaces them.
+        order of `policy`, or a duration such as ``"800ms"``, as for `update_queue`. Windows that still wait
+        are served in later triggers, even without new input, unless a newer window replaces them.
     policy : {"in_place", "fifo", "linecutting", "freshest"}, optional
         The order in which waiting keys are served; ``"in_place"`` by default.
     freshness : mapping, optional

@@ -68,6 +68,7 @@ __all__ = [
     "is_local",
     "is_lost_server",
     "is_writer",
+    "local_processors",
     "observed_metrics",
     "options_of_p_streams",
     "own_workers_of",
@@ -90,6 +91,7 @@ _MAX_SHARED_BYTES: Final = 16 << 20
 _ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n(.*?)\n\n== Optimized", re.DOTALL)
 _AGGREGATE = re.compile(r"^~?Aggregate \[(.*) AS a#\d+L?\]$", re.MULTILINE)
 _EXPRESSION_ID = re.compile(r"#\d+L?\b")
+_LOCAL_MASTER = re.compile(r"local(?:\[ *(\d+|\*) *(?:, *\d+ *)?\])?")
 _PARTITIONS = re.compile(r"\bRange \(.*splits=(?:Some\()?(\d+)")
 _IN_PROGRAM = {"LocalRelation", "OneRowRelation", "Range"}
 _ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
@@ -107,6 +109,15 @@ def is_local(spark: SparkSession) -> bool:
     A server of Spark Connect may be anywhere.
     """
     return not is_connect(spark) and str(spark.sparkContext.master).startswith("local")
+
+
+def local_processors(spark: SparkSession) -> int | None:
+    """Return the number of tasks that Spark runs at the same time in local mode; None elsewhere."""
+    if is_connect(spark) or not (match := _LOCAL_MASTER.fullmatch(str(spark.sparkContext.master))):
+        return None
+    context: Any = spark.sparkContext
+    threads = match[1] or "1"
+    return int(context._jvm.Runtime.getRuntime().availableProcessors()) if threads == "*" else int(threads)
 
 
 def uses_local_files(spark: SparkSession) -> bool:

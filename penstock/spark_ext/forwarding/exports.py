@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.procedures.partitions.continuations import continuation_of
 from penstock.procedures.texts import Numbers
 from penstock.spark_ext.border.packing import mark_side, side_of
 from penstock.spark_ext.border.parcels import from_parcel
@@ -27,6 +28,7 @@ __all__ = [
     "export_events",
     "export_rows",
     "is_export",
+    "take_exports",
 ]
 
 BUCKET = f"{RESERVED_PREFIX}bucket"
@@ -134,3 +136,19 @@ class Exports:
             else:
                 found.rows.setdefault(side.removeprefix(_ROWS), []).append(rows)
         return found
+
+
+def take_exports(
+    query: str, batch: int, bucket: int, pointer: Pointer, batches: list[pa.RecordBatch]
+) -> tuple[Pointer, list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """Return the bucket's pointer, the exports to the coordinator, and the operator's other results.
+
+    If there are exports, the pointer is to the version that the coordinator publishes in the same
+    micro-batch.
+    """
+    exports = [one for one in batches if is_export(one)]
+    if not exports:
+        return pointer, [], batches
+    exports.append(BucketNote(query, batch, bucket, pointer).to_batch())
+    others = [one for one in batches if not is_export(one)]
+    return continuation_of(pointer, batch), exports, others

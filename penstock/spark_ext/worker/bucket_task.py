@@ -17,7 +17,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
@@ -33,7 +33,7 @@ from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.deletes import adds_deletes
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
 from penstock.state_store.cache import CachedState, LoadedState, StateCache
-from penstock.state_store.clock_record import ClockRecord, RecordedClock
+from penstock.state_store.clock_record import ClockRecord, Readings, RecordedClock
 from penstock.state_store.descriptions import add_columns, changed_setting_error, find_added, read_description
 from penstock.state_store.location import QUERY_NAME, SPECIFICATION_FILE
 from penstock.state_store.snapshot_rule import SnapshotRule
@@ -111,7 +111,7 @@ class TaskShare:
     batch_id : int
         The micro-batch.
     parallel : int
-        The number of buckets served in parallel: Spark's shuffle partitions.
+        The number of buckets served in parallel.
     description : callable
         Returns the operator's stored description, which the first start wrote.
     query_id : str
@@ -132,7 +132,7 @@ class TaskShare:
 
     @property
     def buckets_per_task(self) -> int:
-        """The number of buckets that share one of Spark's parallel tasks."""
+        """The number of buckets that are served one after the other."""
         return -(-self.buckets // min(self.parallel, self.buckets))
 
 
@@ -179,7 +179,7 @@ class BucketTask(Generic[S]):
     buckets : int
         Number of buckets.
     parallel : int
-        The number of buckets served in parallel: Spark's shuffle partitions.
+        The number of Spark's shuffle partitions, each of which serves its buckets one after the other.
     retain_versions : int
         The number of versions of the state that stay loadable.
     snapshots : SnapshotRule
@@ -189,6 +189,8 @@ class BucketTask(Generic[S]):
     origin : mapping
         Facts about this start of the query, as JSON values. Only the facts of the first start are stored,
         with the operator's description.
+    processors : int, optional
+        The number of processors that serve the shuffle partitions, if known.
     """
 
     name: str
@@ -200,6 +202,7 @@ class BucketTask(Generic[S]):
     snapshots: SnapshotRule = field(default_factory=SnapshotRule)
     sweep_batches: int = 16
     origin: Mapping[str, Any] = field(default_factory=dict)
+    processors: int | None = None
 
     def run(
         self,
@@ -240,8 +243,9 @@ class BucketTask(Generic[S]):
         clock: Clock,
         query_name: str | None = None,
         run_id: str | None = None,
+        recorded: Readings | None = None,
     ) -> ServedBucket[S]:
-        """Run one bucket of one micro-batch, as `run` does, but let the caller publish the new version."""
+        """Run one bucket as `run` does, or repeat a recorded run; let the caller publish the new version."""
         begin = monotonic_s()
         files = open_files(self.state_location).child(query_id).child(self.name)
         self._check_specification(files, pointer, query_name)
@@ -256,18 +260,12 @@ class BucketTask(Generic[S]):
         held = _CACHE.take(store, pointer, self.operator.new_state)
         try:
             # The previous owner of the bucket may have died and left files.
-            if (
-                held.loads
-                or held.handle.releasable_files(self.retain_versions)
-                or self._sweeps(bucket, batch_id)
-            ):
+            has_garbage = held.loads or held.handle.releasable_files(self.retain_versions)
+            if has_garbage or self._sweeps(bucket, batch_id):
                 _background().submit(_release, store, held.handle)
             loaded = monotonic_s()
             task_share = TaskShare(
-                bucket,
-                self.buckets,
-                batch_id,
-                self.parallel,
+                *(bucket, self.buckets, batch_id, min(self.parallel, self.processors or self.parallel)),
                 lambda: read_description(files) or {},
                 query_id,
                 tuple
@@ -275,7 +273,7 @@ class BucketTask(Generic[S]):
                 else functools.partial(store.attempts_after, held.handle),
             )
             if self.operator.follows_clock:
-                batches, metrics = self._run_recorded(store, held, parcels, task_share, clock)
+                batches, metrics = self._run_recorded(store, held, parcels, task_share, clock, recorded)
             else:
                 batches, metrics = self.operator.run(held.state, parcels, task_share, clock)
         except BaseException:
@@ -302,23 +300,25 @@ class BucketTask(Generic[S]):
         parcels: Iterable[Parcel],
         task_share: TaskShare,
         clock: Clock,
+        recorded: Readings | None,
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Run an operator that follows the clock, with the recorded times of an earlier attempt, if any."""
+        """Run an operator that follows the clock as an earlier attempt ran, if there was one."""
         record = ClockRecord(store.files, held.handle)
         parcels = list(parcels)  # the operator may run a second time
-        recorded = record.read()
-        heard = RecordedClock(clock, recorded or [])
-        batches, metrics = self.operator.run(held.state, parcels, task_share, heard)
+        recorded = recorded or record.read()
         if recorded is None:
+            heard = RecordedClock(clock)
+            served = self.operator.run(held.state, parcels, task_share, heard)
             try:
-                record.publish(heard.readings)
+                record.publish(Readings(heard.readings, task_share.parallel))
+                return served
             except ConflictError:
                 # Another attempt recorded first, and its output may have been seen.
                 held.state.close()
                 held.replace_with(_CACHE.take(store, held.handle.pointer, self.operator.new_state))
-                heard = RecordedClock(clock, record.read() or [])
-                batches, metrics = self.operator.run(held.state, parcels, task_share, heard)
-        return batches, metrics
+                recorded = record.read() or Readings([])
+        task_share = replace(task_share, parallel=recorded.parallel or self.parallel)
+        return self.operator.run(held.state, parcels, task_share, RecordedClock(clock, recorded.times_us))
 
     def specification(self) -> dict[str, Any]:
         """Return the settings that are fixed for the life of a checkpoint."""

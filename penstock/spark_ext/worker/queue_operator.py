@@ -117,7 +117,7 @@ class QueueOperator:
         self, state: KeyedQueue, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Enqueue and serve; see `Operator.run`."""
-        # The cost includes the wait while the other buckets of the task are served.
+        # The cost includes the wait while other buckets are served.
         cost_us = self.options.cost_us
         state.given_cost_us = None if cost_us is None else cost_us * task_share.buckets_per_task
         state.weights = self.weights
@@ -236,12 +236,12 @@ def share(budget: Budget, task_share: TaskShare) -> Budget:
     """Return a bucket's share of a budget.
 
     Shares of rows add up to the budget. If the rows cannot be divided evenly, some buckets get one more row,
-    and these buckets change with each batch. A time budget is divided among the buckets of a partition,
-    because they are served one after the other.
+    and these buckets change with each batch. Buckets that are served one after the other divide a
+    time budget.
     """
     rows, duration = budget.rows, budget.duration_us
     if rows is not None:
         rows = (rows + (task_share.bucket + task_share.batch_id) % task_share.buckets) // task_share.buckets
     if duration is not None:
-        duration = max(duration * min(task_share.parallel, task_share.buckets) // task_share.buckets, 1)
+        duration = max(duration // task_share.buckets_per_task, 1)
     return Budget(rows, duration)

@@ -29,7 +29,12 @@ from penstock.spark_ext.api.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.border.arrow_settings import rows_of_a_batch, skip_size_of_each_row
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.collations import refuse_collations
-from penstock.spark_ext.border.connection import analyzed_plan, check_own_readers, own_workers_of
+from penstock.spark_ext.border.connection import (
+    analyzed_plan,
+    check_own_readers,
+    local_processors,
+    own_workers_of,
+)
 from penstock.spark_ext.border.parcels import COORDINATOR, PARCELS, SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.foreach_batch import batch_of_setting
@@ -55,7 +60,6 @@ __all__ = [
     "columns_of",
     "key_columns",
     "result_frames",
-    "take_exports",
     "with_mark",
     "with_safe_names",
     "with_silent",
@@ -172,6 +176,7 @@ class Stateful:
         task = BucketTask(
             *(self.name, self.state_location, operator, self.buckets, self.parallel, versions),
             origin=origin or {},
+            processors=local_processors(parcels.sparkSession),
         )
         timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
         if waits:
@@ -257,6 +262,9 @@ class _BucketFunction:
             )
             exports: list[pa.RecordBatch] = []
             if self.exports and pointer is not None:
+                # The packer's kernels are loaded only by processes that forward transactions.
+                from penstock.spark_ext.forwarding.exports import take_exports
+
                 pointer, exports, batches = take_exports(query_id, int(batch_id), bucket, pointer, batches)
             if self.into is not None:
                 begin = monotonic_s()
@@ -283,26 +291,6 @@ class _BucketFunction:
             yield frame.assign(target=np.int32(key[0]))
         for frame in result_frames(to_parcels(exports), self.batch_rows):
             yield frame.assign(target=np.int32(COORDINATOR))
-
-
-def take_exports(
-    query: str, batch: int, bucket: int, pointer: Pointer, batches: list[pa.RecordBatch]
-) -> tuple[Pointer, list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """Return the bucket's pointer, the exports to the coordinator, and the operator's other results.
-
-    If there are exports, the pointer is to the version that the coordinator publishes in the same
-    micro-batch.
-    """
-    # The packer's kernels are loaded only by processes that forward transactions.
-    from penstock.procedures.partitions.continuations import continuation_of
-    from penstock.spark_ext.forwarding.exports import BucketNote, is_export
-
-    exports = [one for one in batches if is_export(one)]
-    if not exports:
-        return pointer, [], batches
-    exports.append(BucketNote(query, batch, bucket, pointer).to_batch())
-    others = [one for one in batches if not is_export(one)]
-    return continuation_of(pointer, batch), exports, others
 
 
 def _query_name(context: TaskContext | None) -> str | None:

@@ -20,7 +20,7 @@ from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.survey import survey_p_stream
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.state_store.bucket_store import BucketStore, Handle
-from penstock.state_store.clock_record import ClockRecord
+from penstock.state_store.clock_record import ClockRecord, Readings
 from penstock.state_store.survey import survey_bucket
 from tests.checkpoints.graph_directories import write_graph
 from tests.checkpoints.states import RowState
@@ -157,7 +157,7 @@ def test_a_state_file_is_refused_whatever_field_of_its_chain_is_strange(tmp_path
 
 def test_a_record_of_the_clock_is_refused_whatever_is_strange(tmp_path: Path) -> None:
     record = ClockRecord(LocalFiles(tmp_path), Handle())
-    record.publish([1, 2])
+    record.publish(Readings([1, 2], 3))
     (file,) = tmp_path.iterdir()
     unit = unit_in(file)
     for what, meta in every_change(unit.meta):

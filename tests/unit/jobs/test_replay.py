@@ -30,6 +30,7 @@ from penstock.jobs.replay.comparison import read_answers
 from penstock.jobs.replay.query import HeldAnswers, open_query
 from penstock.jobs.replay.recording import Checkpoint, Recording
 from penstock.jobs.replay.run import Replay
+from penstock.local_engine import operators
 from penstock.local_engine.query import LocalBatch
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
@@ -38,7 +39,7 @@ from penstock.procedures.requests.messages import ANSWERS
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import SegmentRows
 from penstock.spark_ext.sources.task_rows import TaskRows
-from penstock.spark_ext.worker.bucket_task import _background
+from penstock.spark_ext.worker.bucket_task import BucketTask, _background
 from penstock.spark_ext.worker.requests import AnswerWriter
 from penstock.state_store.clock_record import _name
 from penstock.state_store.descriptions import read_description
@@ -105,6 +106,17 @@ class Run:
         loaded, document = load_document(self.file)
         opened = Checkpoint.open(str(self.place / "checkpoint"))
         return open_query(loaded, document, opened, str(self.place / "unused")).recording
+
+
+class Ticking(SimulatedClock):
+    """A clock that moves by a millisecond each time it is read."""
+
+    def __init__(self) -> None:
+        super().__init__(1_800_000_000_000_000)
+
+    def __call__(self) -> int:
+        self.advance(1000)
+        return super().__call__()
 
 
 def digests(place: Path) -> dict[str, str]:
@@ -196,6 +208,25 @@ def test_a_replay_has_the_buckets_of_the_recording(tmp_path: Path) -> None:
     assert described["buckets"] == 3
     other.publish(SPECIFICATION_FILE, encode(PUnit("operator", {**described, "buckets": 5})))
     assert [one["differences"] for one in run.found()] == [[], []]
+
+
+def test_a_replay_serves_as_long_as_the_recording_on_more_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = {"checkpoint": str(tmp_path / "checkpoint"), "spark": {"spark.sql.shuffle.partitions": "4"}}
+    window = WINDOWS["window"] | {"budget": "4 ms"}
+    run = Run(tmp_path, **WINDOWS | {"window": window, "query": query})
+    run.clock = Ticking()
+
+    def on_four_processors(*facts: Any, **given: Any) -> BucketTask[Any]:
+        return BucketTask(*facts, **given | {"processors": 4})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operators, "BucketTask", on_four_processors)
+        run.go(range(8))
+    found = run.found("--from", "3")
+    assert [one["differences"] for one in found] == [[]] * 5
+    assert any(one["waiting_keys"] for one in found)
 
 
 def test_a_changed_pipeline_shows_its_rows(ran: Run) -> None:

@@ -32,8 +32,8 @@ from penstock.spark_ext.border.initial_rows import InitialRows, _partition
 from penstock.spark_ext.border.parcels import COORDINATOR, from_parcel, to_parcels
 from penstock.spark_ext.border.transaction_packing import TransactionPacker
 from penstock.spark_ext.forwarding.coordinator import Coordinator
+from penstock.spark_ext.forwarding.exports import take_exports
 from penstock.spark_ext.worker.bucket_task import _RELEASES, BucketTask, Parcel, _background
-from penstock.spark_ext.worker.stateful import take_exports
 from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import BucketStore, Pointer
 from penstock.state_store.snapshot_rule import SnapshotRule

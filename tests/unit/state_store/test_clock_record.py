@@ -15,7 +15,7 @@ from obstore.store import MemoryStore
 
 from penstock import _durable
 from penstock._clock import Clock
-from penstock.checkpointing import PUnit, encode
+from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import LocalFiles, open_files, stores
 from penstock.checkpointing.releases import Releases
 from penstock.errors import CorruptDataError, UnavailableError
@@ -42,7 +42,7 @@ CONTRACT = {"p95": "20 ms"}
 
 
 class Ticking:
-    """A clock that moves on by itself: by `steps` in task_share, each time it is asked."""
+    """A clock that moves on by itself: by `steps` in turn, each time it is asked."""
 
     def __init__(self, *steps: int, start: int = 0) -> None:
         self._steps = steps
@@ -65,10 +65,12 @@ def options_of(policy: Policy, budget: Budget | dict[str, str]) -> QueueOptions:
     )
 
 
-def queue_task(place: Path | str, policy: Policy, budget: Budget | dict[str, str]) -> BucketTask[Any]:
+def queue_task(
+    place: Path | str, policy: Policy, budget: Budget | dict[str, str], buckets: int = 1, **given: Any
+) -> BucketTask[Any]:
     query = Query(None, STREAM.schema, STREAM.key)
     operator = QueueOperator(STREAM, options_of(policy, budget), query, ())
-    return BucketTask("queue", str(place), operator, buckets=1, parallel=1)
+    return BucketTask("queue", str(place), operator, buckets=buckets, parallel=buckets, **given)
 
 
 def parcel(updates: list[Update]) -> list[Parcel]:
@@ -99,6 +101,34 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 UPDATES = [Update(key, 1 + key % 7, key) for key in range(40)]
+
+
+def test_a_batch_that_runs_again_on_more_processors_serves_as_much_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def served(place: Path, processors: int | None) -> list[dict[str, Any]]:
+        forget(monkeypatch)
+        task = queue_task(place, Policy.FIFO, TIMED, 8, processors=processors)
+        return rows(task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))[1])
+
+    one, four = served(tmp_path / "one", 1), served(tmp_path / "four", 4)
+    assert len(one) < len(four) < len(UPDATES)
+    assert served(tmp_path / "one", 4) == one
+    assert served(tmp_path / "four", 1) == four
+    assert served(tmp_path / "unknown", None) == served(tmp_path / "eight", 8)
+
+
+def test_a_record_of_an_earlier_version_gives_each_partition_the_whole_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = queue_task(tmp_path, Policy.FIFO, TIMED, 8)
+    all_partitions = rows(task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))[1])
+    (file,) = tmp_path.rglob("*.clock")
+    unit = decode(file.read_bytes(), str(file))
+    file.write_bytes(encode(PUnit(unit.kind, {"times_us": unit.meta["times_us"]})))
+    forget(monkeypatch)
+    task = queue_task(tmp_path, Policy.FIFO, TIMED, 8, processors=1)
+    assert rows(task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))[1]) == all_partitions
 
 
 @given(
