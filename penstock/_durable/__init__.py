@@ -24,6 +24,7 @@ from penstock.errors import ConflictError, UnavailableError
 __all__ = [
     "create",
     "delete",
+    "delete_empty_directories",
     "delete_tree",
     "make_directory",
     "publish",
@@ -186,6 +187,15 @@ def delete(path: Path) -> None:
 def delete_tree(path: Path) -> None:
     """Remove a scratch directory with its content, as far as the file system allows."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+def delete_empty_directories(path: Path, top: Path) -> None:
+    """Remove the empty directories in `path`, and then those from `path` up to `top`, if they are empty."""
+    inside = [Path(directory) for directory, _, _ in os.walk(path, topdown=False)]
+    above = [one for one in path.parents if one.is_relative_to(top)]
+    for directory in (*inside, *above):
+        with contextlib.suppress(OSError):  # it is not empty
+            directory.rmdir()
 
 
 def make_directory(path: Path) -> None:

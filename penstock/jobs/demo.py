@@ -193,7 +193,7 @@ def _compare(console: Console, duration: int, dashboard: Dashboard | None) -> li
         console.print(f"Dashboard: {dashboard.url}")
     console.print(
         f"A market of {NYSE_SYMBOLS:,} symbols, the most active with {NYSE_SKEW:,.0f} updates for 1 of the "
-        f"least; {_RATE:,} trades a second, {LOAD:g} times what {_CORES} cores can serve."
+        f"least; {_RATE:,} trades a second, about {LOAD:g} times what {_CORES} cores can serve."
     )
     with console.status("starting Spark"):
         settings = {
@@ -385,8 +385,9 @@ def _report(console: Console, outcomes: list[_Outcome]) -> None:
     if measured is not None:
         load = _RATE * measured / 1e6 / _CORES
         console.print(
-            f"Cost of a tuple: {measured / 1000:.2f} ms, so the load factor was {load:.1f}. On average the "
-            f"update queue was {averages[0] / max(averages[1], 1e-9):.1f} times as fresh."
+            f"Cost of a tuple: {measured / 1000:.2f} ms, so the load was {load:.1f} times what {_CORES} "
+            "cores could serve; this depends on how busy the machine is. On average the update queue was "
+            f"{averages[0] / max(averages[1], 1e-9):.1f} times as fresh."
         )
 
 

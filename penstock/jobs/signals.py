@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["StopSignals"]
+__all__ = ["StopSignals", "is_stopping"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRAPHS = "penstock.spark_ext.graph.handle"
@@ -103,3 +103,9 @@ class StopSignals(AbstractContextManager["StopSignals"]):
             outer = getattr(handler, "__self__", None)
             if isinstance(outer, StopSignals) and outer.received is None:
                 outer.received = self.received
+
+
+def is_stopping() -> bool:
+    """Return whether a `StopSignals` has received a signal. Any thread may call this function."""
+    signals = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    return isinstance(signals, StopSignals) and signals.received is not None

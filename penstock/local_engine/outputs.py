@@ -25,6 +25,7 @@ from penstock.spark_ext.sources.p_stream_sink import StreamWriter
 from penstock.sql.evaluate import evaluate, type_of
 from penstock.sql.expression import Expression
 from penstock.upserts import DELETED
+from penstock.upserts.arrow_columns import split_window
 
 __all__ = [
     "ConsoleOutput",
@@ -230,15 +231,16 @@ class UpsertOutput:
     ) -> None:
         self._schema = as_arrow_of_spark(schema)
         self._deletes = None if delete_when is None else Expression.parse(delete_when)
-        if self._deletes is not None and type_of(self._deletes, self._schema) != pa.bool_():
+        split = split_window(self._schema.empty_table())
+        if self._deletes is not None and type_of(self._deletes, split.schema) != pa.bool_():
             raise InvalidUsageError(
                 "the local engine cannot evaluate delete_when",
                 delete_when=delete_when,
                 hint="write a condition that the local engine can evaluate, or use engine: spark",
             )
         flag = None if delete_when is None else delete_when.lower()
-        split = _split_window(stored_schema(schema).empty_table())
-        fields = [field for field in split.schema if field.name.lower() != flag]
+        stored = split_window(stored_schema(schema).empty_table())
+        fields = [field for field in stored.schema if field.name.lower() != flag]
         self._writer = UpsertWriter.open(
             pa.schema(fields), to, table, key, time,
             deletes=delete_when is not None, forget_deletes_after=forget_deletes_after,
@@ -247,23 +249,12 @@ class UpsertOutput:
 
     def write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> None:
         """See `Output.write`."""
-        table = pa.Table.from_batches(list(rows), self._schema)
+        table = split_window(pa.Table.from_batches(list(rows), self._schema))
         if not table.num_rows:
             return
         flags = None if self._deletes is None else evaluate(self._deletes, table)
         columns = self._writer.columns
-        chosen = _split_window(table).select(list(columns.names)).cast(columns.schema)
+        chosen = table.select(list(columns.names)).cast(columns.schema)
         if flags is not None:
             chosen = chosen.append_column(DELETED, pc.fill_null(flags, False))
         self._writer.write(chosen)
-
-
-def _split_window(table: pa.Table) -> pa.Table:
-    """Replace the struct of a window by two columns for its start and end, which any store can hold."""
-    columns: dict[str, pa.ChunkedArray] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if name == "window" and pa.types.is_struct(column.type) and column.type.names == ["start", "end"]:
-            columns |= {f"window_{part}": pc.struct_field(column, part) for part in ("start", "end")}
-        else:
-            columns[name] = column
-    return pa.table(columns)

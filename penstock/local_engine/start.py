@@ -234,7 +234,7 @@ class _Queries:
         is_known = operator is not None and operator.task.check_known(log.id, in_graph=True)
         if operator is not None and log.committed < 0:  # later, a bucket without state is an error
             place = operator.task.state_location
-            for note in missing_state_notes(operator.name, place, log.id, has_commits=False):
+            for note in missing_state_notes(operator.name, place, log.id, has_pointers=False):
                 _LOGGER.warning("%s [query=%s]", note, self.builder.name)
         query = LocalQuery(
             name, title, log, self.builder.inputs, operator, node_rows.rows, output, self.clock

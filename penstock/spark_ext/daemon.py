@@ -135,7 +135,7 @@ def _task(work: Callable[..., int]) -> Callable[..., int]:
     def worker(*connection: Any) -> int:
         try:
             code = work(*connection)
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, EOFError):
             return 1
         give_back()
         return code

@@ -41,7 +41,7 @@ def read_description(files: Files) -> Mapping[str, Any] | None:
 
 
 def missing_state_notes(
-    operator: str, state_location: str, query: str | None, *, has_commits: bool
+    operator: str, state_location: str, query: str | None, *, has_pointers: bool
 ) -> Iterator[str]:
     """Yield warnings that an operator without state may have lost the state of its checkpoint.
 
@@ -53,15 +53,15 @@ def missing_state_notes(
         The location of the state of all queries.
     query : str, optional
         The id of the operator's query; None for a new query.
-    has_commits : bool
-        Whether the query has committed a micro-batch.
+    has_pointers : bool
+        Whether the checkpoint has, or may have, pointers to state.
     """
     place = open_files(state_location)
     queries = [facts.name for facts in place.list() if facts.is_directory]
-    if query is not None and query not in queries and has_commits:
+    if query is not None and query not in queries and has_pointers:
         yield (
-            f"{operator} finds no state of its checkpoint in {state_location}. If an earlier start had "
-            "rows, it had another state_location: set it back"
+            f"{operator} finds no state of its checkpoint in {state_location}. If earlier starts had another "
+            "state_location, set it back"
         )
     elif query not in queries and any(read_description(place.child(one).child(operator)) for one in queries):
         yield (
@@ -132,7 +132,8 @@ def changed_setting_error(
     For a setting with columns, `may_add` has the columns that may be added. With `in_graph`, the checkpoint
     belongs to a graph and cannot be copied.
     """
-    hint = "set it back, or start with a new checkpoint"
+    back = f"set it to {was} (buckets, or spark.sql.shuffle.partitions)"
+    hint = f"{back if name == 'buckets' else 'set it back'}, or start with a new checkpoint"
     added = [] if may_add is None else find_added(was or (), now, now) or []
     if refused := [column for column in added if column not in (may_add or ())]:
         hint += f"; an added column allows nulls (a literal does not) and has no role: {', '.join(refused)}"

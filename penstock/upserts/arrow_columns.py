@@ -1,14 +1,15 @@
-"""Check the columns of tables whose stores describe them by an Arrow schema."""
+"""Columns of tables in Arrow: checks against a store that has an Arrow schema, and columns of windows."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["check_columns"]
+__all__ = ["check_columns", "split_window"]
 
 _SAME: Final = {
     pa.large_string(): pa.string(),
@@ -75,3 +76,14 @@ def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
         parts = [[kind.field(i).type for i in range(kind.num_fields)] for kind in (wide, narrow)]
         return type(wide) is type(narrow) and len(parts[0]) == len(parts[1]) and all(map(_holds, *parts))
     return bool(wide == narrow)
+
+
+def split_window(table: pa.Table) -> pa.Table:
+    """Replace the struct of a window by two columns for its start and end, which any store can hold."""
+    columns: dict[str, pa.ChunkedArray] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if name == "window" and pa.types.is_struct(column.type) and column.type.names == ["start", "end"]:
+            columns |= {f"window_{part}": pc.struct_field(column, part) for part in ("start", "end")}
+        else:
+            columns[name] = column
+    return pa.table(columns)

@@ -307,14 +307,14 @@ class Aggregate(Node):
                     type=kind,
                 )
             return
-        fits = _is_number(kind) or (partial.kind != "kll" and pa.types.is_temporal(kind))
+        fits = _is_number(kind) or (partial.kind in ("min", "max") and pa.types.is_temporal(kind))
         if kind != UNKNOWN and not (takes_values(partial.function, kind) if partial.kind == "own" else fits):
             call = partial.function or f"({partial.expression})"
             written = [expression.text for _, expression in self.aggregates if call in expression.text]
             raise self.wrong(
                 "an aggregate does not take values of this type",
-                "min, max and sum take integers, floats, dates and times; median, percentile and own take "
-                "integers and floats; first and last take any type",
+                "cast decimals to DOUBLE or to a BIGINT of cents; sum, median, percentile, own take integers "
+                "and floats; min and max also dates and times; first and last take any type",
                 expression=", ".join(written) or partial.expression,
                 type=kind,
             )

@@ -160,12 +160,16 @@ def _find_wrong_columns(pipeline: Pipeline, document: Document) -> list[str]:
 
 def _find_wrong_sink_fields(pipeline: Pipeline, document: Document, schema: pa.Schema) -> list[str]:
     """Return the mistakes in columns and expressions that a sink names or takes from the step before it."""
+    from penstock.conf.pipeline import UpsertSink
     from penstock.jobs.checks.names import Use, sink_uses
     from penstock.jobs.pipelines.graph import field_errors
     from penstock.operators.types import check_condition
     from penstock.sql.expression import Expression
+    from penstock.upserts.arrow_columns import split_window
 
     sink = pipeline.sink
+    if isinstance(sink, UpsertSink):
+        schema = split_window(schema.empty_table()).schema
     problems = _collect(document, sink_uses(sink, tuple(schema.names)), Use.find_columns)
     problems += _find_lost_columns(pipeline, document, schema.names)
     if problems or (delete_when := getattr(sink, "delete_when", None)) is None:

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from penstock._durable import delete_empty_directories
 from penstock.checkpointing.files import FileFacts, Files, open_files
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import PStream
@@ -32,11 +34,12 @@ __all__ = ["Orphans", "Report", "delete_orphans", "find_orphans"]
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Unreachable files in or below one directory, and the reason."""
+    """Unreachable files in or below one directory, the reason, and whether the directory can be deleted."""
 
     location: str
     reason: str
     files: tuple[tuple[Files, FileFacts], ...]
+    with_directory: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -56,6 +59,10 @@ class Report:
         """Add files, if there are any."""
         if files:
             self.orphans.append(Orphans(location, reason, tuple(files)))
+
+    def add_operator(self, operator: Operator, reason: str) -> None:
+        """Add the whole state of an operator."""
+        self.orphans.append(Orphans(operator.location, reason, tuple(_all_files(operator)), True))
 
 
 def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retain_versions: int) -> Report:
@@ -142,6 +149,9 @@ def delete_orphans(report: Report) -> Iterator[FileFacts]:
         for files, facts in orphans.files:
             files.delete(facts.name)
             yield facts
+        if orphans.with_directory and "://" not in orphans.location:
+            operator = Path(orphans.location)
+            delete_empty_directories(operator, operator.parent)
 
 
 def _refuse(gone: Collection[str], there: Collection[str], running: Collection[str] = ()) -> None:
@@ -180,11 +190,11 @@ def _search_graph(
         if operator.query in ids.values():
             _garbage(operator, {}, 1, report)
         elif operator.query in gone:
-            report.add(operator.location, "the query is gone", list(_all_files(operator)))
+            report.add_operator(operator, "the query is gone")
         elif unknown:
             report.kept.append(f"{operator.location}: it may be of {unknown[0]}, whose checkpoint has no id")
         else:
-            report.add(operator.location, "no query of the graph has this id", list(_all_files(operator)))
+            report.add_operator(operator, "no query of the graph has this id")
     own = directory.files.child("p-streams")
     for facts in own.list():
         if facts.is_directory and is_p_stream(own.child(facts.name)):
@@ -209,7 +219,7 @@ def _search_state(
     _refuse(gone, {operator.query for operator in operators}, {operator.query for operator in chosen})
     for operator in operators:
         if operator.query in gone:
-            report.add(operator.location, "the query is gone", list(_all_files(operator)))
+            report.add_operator(operator, "the query is gone")
         elif operator in chosen:
             _garbage(operator, committed, retain_versions, report)
         else:

@@ -182,7 +182,7 @@ def _facts(survey: Survey) -> Table:
     rows = {
         "identity": survey.identity,
         "rows": kept,
-        "commits": f"{len(survey.commits):,}; entry {survey.entries:,} is the log's newest",
+        "commits": f"{len(survey.commits):,} with rows; entry {survey.entries:,} is the log's newest",
         "segments": f"{len(survey.segments):,} with {units:,} p-units, {size(survey.segment_bytes)}",
         "bytes a row": "-" if per_row is None else f"{per_row:,.2f}",
         "on disk": size(survey.size_bytes),
@@ -230,10 +230,9 @@ def _writers_table(survey: Survey) -> Table:
         # `penstock ingest` also stores checksums of files' heads, which are not positions.
         positions = {name: at for name, at in writer.clock.items() if not name.startswith("head:")}
         clock = "\n".join(f"{source} {position:,}" for source, position in positions.items())
-        time = "-" if writer.time_us is None else utc_time(writer.time_us)
-        table.add_row(
-            Text(writer.name), f"{writer.batch:,}" if writer.batch >= 0 else "-", time, Text(clock or "-")
-        )
+        batch, time = (f"{writer.batch:,}", "released") if writer.batch >= 0 else ("-", "-")
+        time = time if writer.time_us is None else utc_time(writer.time_us)
+        table.add_row(Text(writer.name), batch, time, Text(clock or "-"))
     return table
 
 

@@ -72,10 +72,7 @@ def run_local(
     with StopSignals() as signals, ExitStack() as stack:
         show = on_batch
         if show is None:
-            printer = batch_printer(
-                is_stopped=lambda: signals.received is not None, later_steps=pipeline.later_steps
-            )
-            show = stack.enter_context(printer)
+            show = stack.enter_context(batch_printer(later_steps=pipeline.later_steps))
             stack.enter_context(on_first_compilation(lambda line: print(line, file=sys.stderr, flush=True)))
         stack.enter_context(_only_run(pipeline.query.checkpoint))
         if signals.received is not None:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from penstock.jobs.signals import is_stopping
+
 __all__ = ["Batch", "Totals", "batch_parts", "batch_printer", "summary_line", "wrap_parts"]
 
 _SILENCE_S = 10.0
-"""The silence after which a run reports that it is still starting."""
+"""The silence after which a run reports that it is still starting, or has no rows."""
 _STALENESS = (
     "stale: how long, per key, the oldest unserved update has waited in the queue;",
     "average and 95th percentile over keys and time",
@@ -229,7 +231,6 @@ def _line_printer() -> Callable[[Sequence[str]], None]:
 def batch_printer(
     silence_s: float = _SILENCE_S,
     *,
-    is_stopped: Callable[[], bool] = lambda: False,
     later_steps: Sequence[str] = (),
 ) -> Iterator[Callable[[Batch], None]]:
     """Yield a function that prints each batch with rows as a line on standard error.
@@ -241,24 +242,32 @@ def batch_printer(
     - after the first batch that emits rows, if `later_steps` may drop emitted rows: where the rows were
       counted.
 
-    If no batch ends within `silence_s`, a line reports that the query is still starting, unless `is_stopped`.
+    If no batch ends within `silence_s`, a line reports that the query is still starting. If no batch has rows
+    within `silence_s` after the first batch, a line reports this. No such line follows a signal that stops
+    the run.
     """
     show = _line_printer()
 
-    def say_starting() -> None:
-        if not is_stopped():
-            _say("still starting: no micro-batch has ended yet")
+    def say(text: str) -> None:
+        if not is_stopping():
+            _say(text)
 
-    timer = threading.Timer(silence_s, say_starting)
-    timer.daemon = True
+    starting, waiting = (
+        threading.Timer(silence_s, say, [text])
+        for text in ("still starting: no micro-batch has ended yet", "started: no new rows yet")
+    )
+    starting.daemon = waiting.daemon = True
     explained = warned = False
     named = not later_steps
 
     def on_batch(batch: Batch) -> None:
         nonlocal explained, warned, named
-        timer.cancel()
+        starting.cancel()
         if batch.did_something:
+            waiting.cancel()
             show(batch_parts(batch))
+        elif waiting.ident is None:
+            waiting.start()
         if batch.emitted and not named:
             named = True
             show([f"emitted: rows of the operator, before {' and '.join(later_steps)}"])
@@ -271,8 +280,9 @@ def batch_printer(
             warned = True
             show(_BAD_RECORDS)
 
-    timer.start()
+    starting.start()
     try:
         yield on_batch
     finally:
-        timer.cancel()
+        starting.cancel()
+        waiting.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import tempfile
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -258,7 +259,10 @@ def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool
 
 
 def read_places(pipeline: Pipeline) -> list[tuple[FieldPath, str]]:
-    """Return the local files and directories that a pipeline reads, with their fields; without patterns."""
+    """Return the local files and directories that a pipeline reads, with their fields.
+
+    Of a pattern, the result has the directory in which Spark looks for files.
+    """
     places: list[tuple[FieldPath, str]] = []
     if isinstance(pipeline.source, FilesSource):
         places.append((("source", "path"), pipeline.source.path))
@@ -267,11 +271,14 @@ def read_places(pipeline: Pipeline) -> list[tuple[FieldPath, str]]:
     if pipeline.database is not None:
         tables = pipeline.database.initial.items()
         places += [(("database", "initial", name, "path"), table.path) for name, table in tables]
-    return [
-        (path, location)
-        for path, location in places
-        if "://" not in location and not any(mark in location for mark in "*?[{,")
-    ]
+    return [(path, _fixed_part(location)) for path, location in places if "://" not in location]
+
+
+def _fixed_part(pattern: str) -> str:
+    """Return a path up to its first part with a wildcard."""
+    parts = Path(pattern).parts
+    fixed = list(takewhile(lambda part: not any(mark in part for mark in "*?[{,"), parts))
+    return pattern if len(fixed) == len(parts) else str(Path(*fixed))
 
 
 def nearest_directory(path: Path) -> Path:

@@ -24,6 +24,7 @@ from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.errors import InternalError, InvalidUsageError, PenstockError
 from penstock.jobs.dashboard.dashboard import Dashboard
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer, summary_line
+from penstock.jobs.pipelines.other_queries import report_failures
 from penstock.jobs.pipelines.start import start, start_pipeline
 from penstock.jobs.session import open_session, session
 from penstock.jobs.signals import StopSignals
@@ -257,11 +258,7 @@ def _follow_run(
             return totals, available_now and drain and totals.waiting_keys > 0
 
 
-def _follow_graph(
-    running: RunningGraph,
-    on_batch: Callable[[Batch], None],
-    signals: StopSignals,
-) -> Totals:
+def _follow_graph(running: RunningGraph, on_batch: Callable[[Batch], None], signals: StopSignals) -> Totals:
     running.is_followed = True  # the failure is raised here, so the graph need not report it
     totals = Totals()
     reader: _BatchReader | None = None
@@ -310,7 +307,7 @@ def run(
       code 130 or 143.
 
     After a signal, `run` returns normally. The program chooses its own exit code, such as ``sys.exit(128 +
-    totals.signal)``; by default it is 0.
+    totals.signal)``; by default it is 0. If another query of the session fails, `run` says so and goes on.
 
     Parameters
     ----------
@@ -366,8 +363,8 @@ def _run(
     with ExitStack() as printer:
         show = on_batch
         if show is None:
-            lines = batch_printer(is_stopped=lambda: signals.received is not None, later_steps=later_steps)
-            show = printer.enter_context(lines)
+            show = printer.enter_context(batch_printer(later_steps=later_steps))
+            printer.enter_context(report_failures(running))
         try:
             totals = follow(running, show, signals, drain=drain)
         except BaseException as error:

@@ -98,7 +98,7 @@ def open_query(
         requests = f"{absolute_location(pipeline.database.requests).rstrip('/')}/{REQUESTS_PLACE}"
         answers = HeldAnswers()
     elsewhere = pipeline.query.state_location
-    pipeline = _without_side_effects(pipeline)
+    pipeline = _without_side_effects(pipeline, scratch)
     bound = bind_graph(pipeline, document, Places())
     root = bound.graph.plan(None, pipeline.planned_persist).root
     directory = checkpoint.directory
@@ -124,12 +124,13 @@ def open_query(
         streams.append(requests)
     recording = Recording(checkpoint, builder.inputs, streams, operator, state)
     if operator is not None and (stored := dict(recording.description())):
-        if str(stored.get("time")).startswith(RESERVED_PREFIX):
+        specified, time = operator.task.specification(), stored.get("time")
+        if str(time).startswith(RESERVED_PREFIX) and time != specified.get("time"):
             raise InvalidUsageError(
                 "Spark planned these windows in a way that the local engine does not know",
                 hint="only windows over a p-stream can be replayed if Spark ran them",
             )
-        stored[ignored] = operator.task.specification().get(ignored)
+        stored[ignored] = specified.get(ignored)
         operator.task.check_same(stored, "" if state is None else state.location, in_graph=True)
     schema = as_arrow_of_spark(made.schema)
     return ReplayedQuery(builder.inputs, operator, made.rows, schema, recording, answers)
@@ -150,11 +151,12 @@ def _recorded_buckets(checkpoint: Checkpoint, state_location: str | None, root: 
     return None
 
 
-def _without_side_effects(pipeline: Pipeline) -> Pipeline:
-    """Return a pipeline that writes only its state and its results.
+def _without_side_effects(pipeline: Pipeline, scratch: str) -> Pipeline:
+    """Return a pipeline with late rows in a scratch directory, and state at the default place.
 
-    The pipeline may still name p-streams for rejected records, because a `Builder` without subscriptions does
-    not write rejected records.
+    Without `late_to`, windows might be planned differently. The pipeline may still name p-streams for
+    rejected records, because a `Builder` without subscriptions does not write rejected records.
     """
     query = pipeline.query.model_copy(update={"state_location": None})
-    return redirect_late_rows(pipeline.model_copy(update={"query": query}), lambda section: None)
+    other = pipeline.model_copy(update={"query": query})
+    return redirect_late_rows(other, lambda section: f"{scratch}/late rows of {section}")

@@ -51,6 +51,10 @@ _LATE_WORKER_HINT = (
 )
 _QUERY = "pyspark.sql.streaming.query"
 """The module that parses the JSON texts of the JVM about a query."""
+_AWAITED = "Exception thrown in awaitResult"
+"""The message of an error that only wraps its cause."""
+_UNREAD = "[STATE_STORE_COMMIT_VALIDATION_FAILED]"
+"""Spark's name for an error about partitions of an operator with state that no task has run."""
 _RAISED = "[USER_RAISED_EXCEPTION]"
 """Spark's name for an error that SQL raises, such as for a bad record with ``on_error: fail``."""
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
@@ -191,7 +195,15 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     **context
         The context, such as ``query=``.
     """
+    while _AWAITED in str(error) and (below := getattr(error, "_cause", None)) is not None:
+        error = below
     text = str(error)
+    if _UNREAD in text:
+        return InvalidUsageError(
+            f"{fact}: the function of foreachBatch did not read all rows",
+            hint="df.write and df.collect() read all; df.show(), df.limit() and an early return do not",
+            **context,
+        )
     if unknown := _NO_SOURCE.search(text):
         return InvalidUsageError(
             f"{fact}: there is no format {unknown[1]!r}",

@@ -145,7 +145,8 @@ def update_queue(
         do not fit in memory. Waiting keys are always in memory. The durable state is the same, so a restart
         may change this argument.
     staleness_column : bool
-        Whether to add ``queue_staleness_ms``, the wait of the key until it was served. `apply` sees it.
+        Whether to add ``queue_staleness_ms``, the wait of the key until it was served. `apply` sees it;
+        it is in the output only if it is in `output_schema`.
     delete_when : str, optional
         An SQL condition for the rows that delete their key, such as ``"op = 'd'"``. The queue adds the
         boolean column ``deleted``, which is true in such rows; in all other respects these rows are ordinary

@@ -25,10 +25,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock._durable import make_directory
 from penstock.checkpointing.files import LocalFiles, open_files
-from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
+from penstock.checkpointing.spark_checkpoint import list_numbers, local_path, repair_checkpoint
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.spark_ext.api.failure import failure_of, spark_message
 from penstock.spark_ext.api.metrics import process_all_available
+from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.connection import (
     Py4JJavaError,
     is_available_now,
@@ -41,6 +42,7 @@ from penstock.spark_ext.border.connection import (
 )
 from penstock.spark_ext.foreach_batch import note_function, tell_batches
 from penstock.spark_ext.pacing import follow
+from penstock.spark_ext.state_reader.spark_state import read_pointer_files
 from penstock.spark_ext.worker.bucket_task import BucketTask
 from penstock.state_store.descriptions import missing_state_notes
 
@@ -266,8 +268,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
             if is_local(spark):
                 for location in {task.state_location for task in tasks}:
                     _check_writable(location)
-            name, has_commits = settings.get(_QUERY_NAME, checkpoint), _has_commits(checkpoint)
-            _log_notes(tasks, _id_in(checkpoint), name, has_commits=has_commits)
+            _log_notes(tasks, _id_in(checkpoint), settings.get(_QUERY_NAME, checkpoint), checkpoint)
         try:
             query = note_and_start(writer, arguments, options)
         except Py4JJavaError as error:  # an unknown sink, or a file system that refuses
@@ -287,9 +288,14 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
     return check_and_start
 
 
-def _has_commits(checkpoint: str | None) -> bool:
+def _has_pointers(checkpoint: str | None, buckets: int) -> bool:
+    """Return whether a checkpoint on a local disk has, or may have, pointers to state."""
     path = None if checkpoint is None else local_path(checkpoint)
-    return path is not None and any((path / "commits").glob("[0-9]*"))
+    committed = set() if path is None else list_numbers(path / "commits")
+    if path is None or not committed:
+        return False
+    held = read_pointer_files(LocalFiles(path / "state"), max(committed), bucket_labels(buckets))
+    return held is None or any(held.values())
 
 
 def _check_writable(location: str) -> None:
@@ -358,12 +364,12 @@ def _operators_of(writer: DataStreamWriter) -> dict[str, _Planned]:
 
 
 def _log_notes(
-    tasks: list[BucketTask[Any]], own: str | None, name: str | None, *, has_commits: bool = False
+    tasks: list[BucketTask[Any]], own: str | None, name: str | None, checkpoint: str | None = None
 ) -> None:
     """Check the operators of a query; log notes for its user."""
     for task in tasks:
         try:
-            notes = list(_notes_of(task, own, has_commits=has_commits))
+            notes = list(_notes_of(task, own, checkpoint))
         except UnavailableError as error:
             raise UnavailableError(
                 "cannot read the state",
@@ -375,8 +381,10 @@ def _log_notes(
             _LOGGER.warning("%s%s", note, "" if name is None else f" [query={name}]")
 
 
-def _notes_of(task: BucketTask[Any], own: str | None, *, has_commits: bool) -> Iterator[str]:
+def _notes_of(task: BucketTask[Any], own: str | None, checkpoint: str | None) -> Iterator[str]:
     """Check one operator against the query with the id `own`; yield notes if the query has no state of it."""
     if own is not None and task.check_known(own):
         return
-    yield from missing_state_notes(task.name, task.state_location, own, has_commits=has_commits)
+    yield from missing_state_notes(
+        task.name, task.state_location, own, has_pointers=_has_pointers(checkpoint, task.buckets)
+    )

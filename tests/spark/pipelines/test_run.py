@@ -12,7 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -195,6 +195,50 @@ def test_a_query_runs_to_its_end_in_a_session(
     assert summary.startswith(
         f"{totals.batches - totals.idle} batches, 30,000 rows in, {totals.emitted:,} emitted, "
     )
+
+
+def test_another_query_that_fails_is_told_while_one_is_followed(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    penstock.register(spark)
+
+    def queue(name: str, rows: int) -> DataStreamWriter:
+        market = spark.readStream.format("market").options(rows=rows, rowsPerSecond=1000).load()
+        served = penstock.update_queue(market, "symbol", "time", state_location=str(tmp_path / "state"))
+        started = served.writeStream.queryName(name).option("checkpointLocation", str(tmp_path / name))
+        return started.trigger(processingTime="100 milliseconds")
+
+    def fail(rows: DataFrame, batch: int) -> None:
+        rows.collect()
+        raise OSError("no disk")
+
+    def skip(rows: DataFrame, batch: int) -> None:
+        """Read no row."""
+
+    followed = queue("followed", 10_000).format("noop").start()
+    others = [
+        queue("full", 10_000).foreachBatch(fail).start(),
+        queue("skips", 10_000).foreachBatch(skip).start(),
+    ]
+    said: list[str] = []
+
+    def count() -> int:
+        said.append(capsys.readouterr().err)
+        return "".join(said).count("another query failed")
+
+    def end() -> None:
+        until(lambda: count() == len(others), 120)
+        followed.stop()
+
+    ending = Thread(target=end)
+    ending.start()
+    penstock.run(followed)
+    ending.join()
+    lines = "".join(said).splitlines()
+    (full,) = [line for line in lines if "query=full" in line]
+    assert full == "another query failed: query=full cause=OSError: no disk."
+    (skips,) = [line for line in lines if "query=skips" in line]
+    assert "the function of foreachBatch did not read all rows: query=skips. Hint: df.write" in skips
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs import class_archive, demo
 from penstock.jobs.pipelines import run as jobs_run
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer, summary_line
+from penstock.jobs.signals import StopSignals
 
 _ROOT = Path(__file__).parents[3]
 
@@ -304,15 +306,33 @@ def test_a_run_that_shows_nothing_for_long_says_that_it_is_starting(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with batch_printer(silence_s=0.0):
-        for thread in threading.enumerate():
-            if isinstance(thread, threading.Timer):
-                thread.join()
+        join_timers()
     assert capsys.readouterr().err.startswith("still starting: ")
-    with batch_printer(silence_s=0.0, is_stopped=lambda: True):
-        for thread in threading.enumerate():
-            if isinstance(thread, threading.Timer):
-                thread.join()
+    with StopSignals(), batch_printer(silence_s=0.0):
+        signal.raise_signal(signal.SIGTERM)
+        capsys.readouterr()
+        join_timers()
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_whose_batches_have_no_rows_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    idle, busy = Batch(0, 0, 0, 0, 0, 0, 0, 10), Batch(1, 5, 5, 0, 0, 0, 0, 10)
+    with batch_printer(silence_s=0.05) as show:
+        show(idle)
+        show(idle)
+        join_timers()
+    assert capsys.readouterr().err == "started: no new rows yet\n"
+    with batch_printer(silence_s=3600.0) as show:
+        show(idle)
+        show(busy)
+        join_timers()
+    assert "no new rows" not in capsys.readouterr().err
+
+
+def join_timers() -> None:
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
 
 
 @pytest.mark.parametrize(("bad", "hints"), [(0, 0), (3, 0), (5, 1)])

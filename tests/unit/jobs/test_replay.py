@@ -277,6 +277,34 @@ WINDOWS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("late", [{}, {"late_to": "late"}])
+def test_windows_over_files_that_the_local_engine_ran_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    document = {
+        "engine": "local",
+        "source": {"type": "files", "format": "json", "path": "in", "schema": "k string, t timestamp"},
+        "window": {"time": "t", "size": "1 minute"} | late,
+        "group_by": ["k"],
+        "aggregates": {"n": "count(*)"},
+        "sink": {"type": "pstream", "path": "out"},
+        "query": {"checkpoint": "checkpoint", "trigger": "available_now"},
+    }
+    Path("pipeline.yaml").write_text(json.dumps(document))
+    for number, minute in enumerate((0, 9, 1, 20)):
+        Path(f"in/{number}.json").write_text(json.dumps({"k": "a", "t": f"2026-01-01T00:{minute:02}:00Z"}))
+        assert CliRunner().invoke(app, ["run", "pipeline.yaml"]).exit_code == 0
+    before = digests(tmp_path)
+    replayed = CliRunner().invoke(app, ["replay", "checkpoint", "--pipeline", "pipeline.yaml", "--json"])
+    assert replayed.exit_code == 0, replayed.output
+    assert digests(tmp_path) == before
+    found = json.loads(replayed.stdout)
+    assert [one["differences"] for one in found] == [[]] * len(found)
+    assert sum(one["rows_out"] for one in found) == 2
+
+
 def windows_by(policy: str) -> dict[str, Any]:
     return WINDOWS | {"window": WINDOWS["window"] | {"policy": policy}}
 
@@ -566,7 +594,10 @@ def test_a_replay_rejects_no_record_again(tmp_path: Path) -> None:
         (("--policy", "freshst"), "unknown value: option=policy"),
         (("--from", "7", "--to", "3"), "range of micro-batches is empty"),
         (("--set", "queue.buckets=3"), "another number of buckets"),
-        (("--set", "queue.buckets=3"), "hint: set it back, or start with a new checkpoint."),
+        (
+            ("--set", "queue.buckets=3"),
+            "hint: set it to 2 (buckets, or spark.sql.shuffle.partitions), or",
+        ),
         (("--set", "queue.policy=fifo"), "another policy"),
         (("--to", "200"), "there is no such micro-batch: batch=200 newest=11"),
     ],

@@ -639,7 +639,8 @@ def test_a_checkpoint_of_another_pipeline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsageError, match=r"belongs to another graph.*Hint: undo the change"):
         run_to_end(pipeline(tmp_path, queue=QUEUE | {"policy": "fifo"}))
     with pytest.raises(
-        InvalidUsageError, match=r"number of buckets: .*Hint: set it back, or start with a new checkpoint\.$"
+        InvalidUsageError,
+        match=r"number of buckets: .*Hint: set it to 1 .*, or start with a new checkpoint\.$",
     ):
         append(tmp_path / "in", updates(3, first=3))
         run_to_end(pipeline(tmp_path, queue=QUEUE | {"buckets": 7}))

@@ -91,8 +91,9 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
         return _AddedDeviations()
     raise InvalidUsageError(
         "windows cannot aggregate a column of this type",
-        hint="min and max take integers, floats, dates and times; sum, quantiles and own take integers "
-        "and floats; count(DISTINCT x) takes types that are not nested; first and last take any type",
+        hint="cast decimals to DOUBLE or to a BIGINT of cents; sum, quantiles, own take integers and floats; "
+        "min and max also dates and times; count(DISTINCT x) takes types that are not nested; first and last "
+        "take any type",
         kind=partial.kind,
         type=str(kind),
         expression=partial.expression,

@@ -65,7 +65,7 @@ def unfinished(path: Path) -> Path:
 def test_inspect_shows_what_is_there_and_who_uses_it(place: Path) -> None:
     result = penstock("inspect", "pstream", str(place))
     assert result.exit_code == 0, result.stderr
-    for text in ("0 to 1,000: 1,000", "10; entry ", "10 with 10 p-units", "values: ", "source 9"):
+    for text in ("0 to 1,000: 1,000", "10 with rows; entry ", "10 with 10 p-units", "values: ", "source 9"):
         assert text in result.stdout, (text, result.stdout)
     assert [
         line.split()[1::2] for line in result.stdout.splitlines() if "fast" in line or "slow" in line

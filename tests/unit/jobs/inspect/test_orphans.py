@@ -58,6 +58,7 @@ def test_a_query_that_is_gone_for_good_goes_when_told_to(tmp_path: Path) -> None
     freed = gc(tmp_path, "--drop-query", "one", "--delete")
     assert freed.exit_code == 0
     assert files_of(tmp_path) == {name for name in before if name.startswith("two")}
+    assert [path.name for path in tmp_path.iterdir()] == ["two"], "no empty directories are left"
     unknown = gc(tmp_path, "--drop-query", "three")
     assert (unknown.exit_code, unknown.stdout) == (2, "")
     assert "there is no state of this query: query=three found=two" in unknown.stderr
