@@ -142,7 +142,7 @@ def _log_rows(facts: LogFacts) -> dict[str, str]:
         "update log": f"the newest of ({', '.join(facts.log.key)}) by {facts.log.time}{deletes}",
         "compacted": f"rows before {facts.end:,}: {facts.keys:,} keys, {facts.deletes:,} of them deletes",
         "tail": f"{facts.tail:,} rows; at most {facts.superseded_share:.0%} of all rows are superseded",
-        "kept for readers": size(facts.kept_bytes),
+        "replaced": f"{size(facts.kept_bytes)}, which the next compaction deletes",
     }
 
 
@@ -175,11 +175,12 @@ def _facts(survey: Survey) -> Table:
     grid.add_column()
     per_row = _bytes_per_row(survey)
     units = sum(len(segment.units) for segment in survey.segments)
-    kept = f"{survey.start:,} to {survey.end:,}: {survey.end - survey.start:,}"
+    rows = survey.end - survey.start if survey.log is None else survey.committed_rows
+    kept = f"{survey.start:,} to {survey.end:,}: {rows:,}"
     if survey.commits:
         first, last = survey.commits[0], survey.commits[-1]
         kept += f", committed from {utc_time(first.time_us)} to {utc_time(last.time_us)}"
-    rows = {
+    facts = {
         "identity": survey.identity,
         "rows": kept,
         "commits": f"{len(survey.commits):,} with rows; entry {survey.entries:,} is the log's newest",
@@ -191,14 +192,14 @@ def _facts(survey: Survey) -> Table:
     }
     for name, users in (("writers", survey.writers), ("readers", survey.readers)):
         if not users:
-            rows[name] = "none"
+            facts[name] = "none"
     if survey.direct_io:
-        rows["direct I/O"] = "yes"
+        facts["direct I/O"] = "yes"
     if survey.log is not None:
-        rows |= _log_rows(survey.log)
+        facts |= _log_rows(survey.log)
     if survey.pending_files:
-        rows["not committed"] = amount(survey.pending_files, survey.pending_bytes)
-    for name, text in rows.items():
+        facts["not committed"] = amount(survey.pending_files, survey.pending_bytes)
+    for name, text in facts.items():
         grid.add_row(name, Text(text))
     return grid
 
@@ -230,7 +231,7 @@ def _writers_table(survey: Survey) -> Table:
         # `penstock ingest` also stores checksums of files' heads, which are not positions.
         positions = {name: at for name, at in writer.clock.items() if not name.startswith("head:")}
         clock = "\n".join(f"{source} {position:,}" for source, position in positions.items())
-        batch, time = (f"{writer.batch:,}", "released") if writer.batch >= 0 else ("-", "-")
+        batch, time = (f"{writer.batch:,}", "rows are gone") if writer.batch >= 0 else ("-", "-")
         time = time if writer.time_us is None else utc_time(writer.time_us)
         table.add_row(Text(writer.name), batch, time, Text(clock or "-"))
     return table

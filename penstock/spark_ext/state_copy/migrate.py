@@ -141,7 +141,7 @@ def migrate_state(
         state_of, changed = own.convert, {name: list(columns_of(one)) for name, one in new.items()}
         added, widened = own.added, own.widened
         for columns in new.values():
-            check_input(specification, columns)
+            check_input(specification["schema"], columns, {*specification["key"], specification["time"]})
     elif kind == "windows":
         windows = widen_windows(specification, new["schema"])
         changed, widened = {"schema": windows.schema}, [*windows.arguments]
@@ -263,6 +263,8 @@ def _compare(
         else:
             check_wider(name, stored[name], kind)
             widened.append(name)
+    # The first bucket may be older than a restart that added columns.
+    check_input(specification[part], columns, fixed)
     return columns, added, widened
 
 

@@ -119,8 +119,10 @@ def _compare(old: pa.Schema, new: StructType, fixed: set[str]) -> tuple[list[str
     return added, widened
 
 
-def check_input(specification: Mapping[str, Any], columns: StructType) -> None:
+def check_input(old_columns: Iterable[str], columns: StructType, fixed: set[str]) -> None:
     """Check that an operator's new input has all old columns, with the same or wider types.
+
+    The old columns are texts of a specification. The types of the columns in `fixed` cannot change.
 
     Raises
     ------
@@ -128,8 +130,8 @@ def check_input(specification: Mapping[str, Any], columns: StructType) -> None:
         If a column is missing, or its type is neither the old type nor wider.
     """
     same = dict(zip(columns_of(columns), as_arrow_schema(columns), strict=True))
-    old = [same.get(text) or _old_field(text, columns.names) for text in specification["schema"]]
-    _compare(pa.schema(old), columns, {*specification["key"], specification["time"]})
+    old = [same.get(text) or _old_field(text, columns.names) for text in old_columns]
+    _compare(pa.schema(old), columns, fixed)
 
 
 def _old_field(text: str, names: Iterable[str]) -> pa.Field[Any]:

@@ -151,16 +151,20 @@ def test_json_that_a_user_cannot_parse_is_no_lost_driver() -> None:
 
 
 def test_an_error_that_only_wraps_another_gives_way_to_it() -> None:
-    class Wrapping(Exception):
+    class WrappingError(Exception):
         """An error as PySpark converts it, with the error that caused it."""
 
         _cause: Exception | None = None
 
-    error = wrapped = Wrapping("terminated with exception: Exception thrown in awaitResult: ")
-    wrapped._cause = wrapped = Wrapping("Exception thrown in awaitResult: ")
-    wrapped._cause = Wrapping("[NO_DISK] No space left. SQLSTATE: 1")
+    error = wrapped = WrappingError("terminated with exception: Exception thrown in awaitResult: ")
+    wrapped._cause = wrapped = WrappingError("Exception thrown in awaitResult: ")
+    wrapped._cause = WrappingError("[NO_DISK] No space left. SQLSTATE: 1")
     assert str(failure_of(error, "it failed")) == "it failed: cause=[NO_DISK] No space left."
-    wrapped._cause = Wrapping("[STATE_STORE_COMMIT_VALIDATION_FAILED] State store commit validation failed.")
+    wrapped._cause = WrappingError(
+        "[STATE_STORE_COMMIT_VALIDATION_FAILED] State store commit validation failed."
+    )
     told = failure_of(error, "it failed", query="q")
     assert isinstance(told, InvalidUsageError)
-    assert str(told).startswith("it failed: the function of foreachBatch did not read all rows: query=q. Hint: ")
+    assert str(told).startswith(
+        "it failed: the function of foreachBatch did not read all rows: query=q. Hint: "
+    )

@@ -102,6 +102,16 @@ def test_other_changes_are_refused_before_anything_is_written(tmp_path: Path, sc
     assert tree(tmp_path) == before
 
 
+def test_a_column_that_only_newer_buckets_have_must_stay(tmp_path: Path) -> None:
+    columns = ["value bigint", "key bigint", "text string", "time bigint"]
+    made = Made(tmp_path, schema=[*columns, "added int"])
+    with pytest.raises(InvalidUsageError, match=r"a column is missing in the new schema: column=.?added int"):
+        migrate_state(made.checkpoint, made.state, made.to, schema=", ".join(columns))
+    with pytest.raises(InvalidUsageError, match="cannot hold all old values exactly: column=added"):
+        migrate_state(made.checkpoint, made.state, made.to, schema=", ".join([*columns, "added string"]))
+    migrate_state(made.checkpoint, made.state, made.to, schema=", ".join([*columns, "added bigint"]))
+
+
 def test_only_windows_widen_fields_of_structs() -> None:
     was, now = (
         parse_schema(f"s struct<a:int, b:struct<c:{kind}>>").field(0).type for kind in ("int", "bigint")
