@@ -159,7 +159,7 @@ def run(
             pipeline, overrides, options, inputs=True, settings=settings, own_process=own_process
         )
         from penstock.jobs.dashboard.dashboard import pipeline_dashboard
-        from penstock.jobs.pipelines.batches import batch_printer, summary_line
+        from penstock.jobs.following.batches import batch_printer, summary_line
 
         steps = loaded.later_steps
         printer = batch_printer(later_steps=steps) if progress else nullcontext(lambda batch: None)

@@ -46,7 +46,7 @@ from pyspark.sql import functions as sf
 
 from benchmarks.harness import ProcessorProbe, machine, median, run_contender, scratch, session
 from penstock.conf.pipeline import Pipeline
-from penstock.jobs.pipelines.batches import Batch
+from penstock.jobs.following.batches import Batch
 from penstock.jobs.pipelines.run import run_to_end
 from tests.servers.kafka import Broker, Record, connector_jars
 

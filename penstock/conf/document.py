@@ -84,10 +84,17 @@ class Document:
 
     def place(self, path: FieldPath) -> str:
         """Return the position of a field, or of the nearest section around it."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.places:
-                return self.places[path[:length]]
-        return self.name
+        return self.places.get(self.nearest(path), self.name)
+
+    def nearest(self, path: FieldPath) -> FieldPath:
+        """Return the path of a field that the document has, or else of the nearest section around it."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return path
+
+    def path_of_node(self, name: object) -> FieldPath:
+        """Return the field that a node of a pipeline's graph comes from."""
+        return self.nearest(tuple(str(name or "").split(".")))
 
     def value(self, path: FieldPath) -> Any:
         """Return the value of a field; None if the field has no value."""

@@ -27,10 +27,10 @@ from penstock.dataflow.nodes import (
     WindowJoin,
     topological,
 )
+from penstock.dataflow.runnable import check_runnable
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.lookup import can_be_looked_up
 from penstock.operators.types import UNKNOWN
-from penstock.spark_ext.graph.checks import check_runnable
 from penstock.sql.evaluate import type_of, why_unsupported
 from penstock.sql.expression import Expression, unknown_functions
 

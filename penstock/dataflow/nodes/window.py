@@ -328,7 +328,7 @@ class Aggregate(Node):
         if missing:
             raise self.wrong(
                 "an update stream would lose its key",
-                f"group by {', '.join(above.key)}; group_by('window') after that aggregates all groups",
+                f"group by {', '.join(above.key)}; by_window, in Python group_by('window'), joins all groups",
                 column=missing[0],
             )
         return self.group_by if above.key or above.by_key else ()

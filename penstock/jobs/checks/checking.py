@@ -120,10 +120,19 @@ def check_pipeline(
 def _graph_with_functions(pipeline: Pipeline, document: Document) -> Graph:
     from functools import partial
 
+    from penstock.conf.document import PipelineError
+    from penstock.dataflow.runnable import check_runnable
+    from penstock.errors import InvalidUsageError
     from penstock.jobs.pipelines.functions import import_function
-    from penstock.jobs.pipelines.graph import Binding, graph_of
+    from penstock.jobs.pipelines.graph import Binding, graph_of, problem_of
 
-    return graph_of(pipeline, document, Binding(function=partial(import_function, field="apply")))
+    graph = graph_of(pipeline, document, Binding(function=partial(import_function, field="apply")))
+    try:
+        check_runnable(graph.plan(None, pipeline.planned_persist).root)
+    except InvalidUsageError as error:
+        path = document.path_of_node(error.context.get("node"))
+        raise PipelineError([problem_of(document, path, error)]) from error
+    return graph
 
 
 def _check_sink_function(pipeline: Pipeline, document: Document) -> None:

@@ -118,9 +118,8 @@ def check_local_pipeline(
     except PipelineError as error:
         raise PipelineError([*error.problems, *problems]) from error
     for refusal in find_refusals(graph.plan(None, pipeline.planned_persist).root):
-        name = str(refusal.context.get("node", ""))
-        path = _path_of(document, name)
-        fact = refusal.fact if path else f"{refusal.fact} ({name})"
+        path = document.path_of_node(refusal.context.get("node"))
+        fact = refusal.fact if path else f"{refusal.fact} ({refusal.context.get('node')})"
         problems.append(describe(document.place(path), path, fact, refusal.hint))
     if problems:
         raise PipelineError(problems)
@@ -138,14 +137,6 @@ def _graph(
 
 def _binding(columns: Callable[[str, Source | TableSection], pa.Schema]) -> Binding:
     return Binding(columns, partial(import_function, field="apply"), resolve_path)
-
-
-def _path_of(document: Document, name: str) -> FieldPath:
-    """Return the field that a node of the graph comes from."""
-    path: FieldPath = tuple(name.split("."))
-    while path and path not in document.places:
-        path = path[:-1]
-    return path
 
 
 def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterator[str]:

@@ -20,8 +20,8 @@ from penstock.checkpointing.spark_checkpoint import local_path
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, Query
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
+from penstock.jobs.following.batches import Batch, Totals, batch_printer
 from penstock.jobs.local.pipeline import open_pipeline
-from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer
 from penstock.jobs.signals import StopSignals
 from penstock.local_engine.query import LocalBatch
 from penstock.local_engine.start import RESULTS
@@ -97,10 +97,10 @@ def run_local(
             metrics.write(done)
             for export in exports:
                 export([_operator_batch(done, pipeline.query.name)])
+            batch = _batch(done)
+            totals = totals.plus(batch)
+            show(batch)
             if done.query == RESULTS:
-                batch = _batch(done)
-                totals = totals.plus(batch)
-                show(batch)
                 chosen_s = done.metrics.interval_ms / 1000
 
         def is_stopped() -> bool:
@@ -240,6 +240,7 @@ def _batch(done: LocalBatch) -> Batch:
         new_input=done.new_input,
         staleness_ms=stale["avg"],
         staleness_p95_ms=stale["p95"],
+        query="" if done.query == RESULTS else done.query,
     )
 
 

@@ -35,6 +35,7 @@ from penstock.dataflow.nodes import (
     Window,
     WindowJoin,
 )
+from penstock.dataflow.runnable import find_stateful
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.scan.spec import Scan
 from penstock.operators.update_stream.operator_options import StateOptions
@@ -48,7 +49,6 @@ from penstock.spark_ext.graph.checks import (
     check_one_row_each,
     errors_named,
     find_ansi_expressions,
-    find_stateful,
 )
 from penstock.spark_ext.graph.lookup_tables import join_table, lookup_in
 from penstock.spark_ext.graph.state import StatePlace

@@ -32,11 +32,11 @@ from penstock.dataflow.checkpoint import (
 )
 from penstock.dataflow.nodes import Materialize, Node, Sink, Source, rebuild, topological
 from penstock.dataflow.nodes.trigger import find_promises, find_trigger_interval, promises_from_arrival
+from penstock.dataflow.runnable import check_runnable, holds_back
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.connection import is_connect, options_of_p_streams
 from penstock.spark_ext.border.types import check_same, spark_schema, stored_schema
-from penstock.spark_ext.graph.checks import check_runnable, holds_back
 from penstock.spark_ext.graph.frames import Frames, SinkInput
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams

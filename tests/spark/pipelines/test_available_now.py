@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import InvalidUsageError
-from penstock.jobs.pipelines.batches import Batch
+from penstock.jobs.following.batches import Batch
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from tests.long_tests import long_but
 from tests.spark.queries import PATIENCE_S, SCHEMA, Input, Place, quotes

@@ -32,7 +32,7 @@ from penstock.conf.pipeline import Pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
 from penstock.jobs.cluster.archive import RUN_SCRIPT, pack_pipeline
 from penstock.jobs.cluster.shared_places import hosts_without
-from penstock.jobs.pipelines.batches import batch_parts, summary_line
+from penstock.jobs.following.batches import batch_parts, summary_line
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.jobs.pipelines.sinks import pack_values
 from penstock.market import Market
@@ -189,7 +189,7 @@ def test_a_query_runs_to_its_end_in_a_session(
     last = {row["symbol"]: row["seq"] for row in sorted(table(spark), key=lambda row: row["seq"])}
     assert last == newest(30_000), "the session that was active goes on"
     *lines, summary = capsys.readouterr().err.splitlines()
-    lines = [line for line in lines if not line.startswith(("still starting", "stale: "))]
+    lines = [line for line in lines if not line.startswith(("no micro-batch has ended yet", "stale: "))]
     assert all(line.startswith("batch ") and "  took " in line for line in lines), lines
     assert any("  stale " in line for line in lines)
     assert summary.startswith(
@@ -666,7 +666,7 @@ def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: P
         child.stderr.close()
         assert child.wait() == 128 + number, "".join(lines)
         assert f"stopped by {number.name}\n" in lines
-        ours = ("batch ", "stale: ", "still starting", "stopp")
+        ours = ("batch ", "stale: ", "no micro-batch has ended yet", "stopp")
         assert all(line.startswith(ours) for line in lines[:-2]), "".join(lines)
         assert not any("Traceback" in line or "\tat " in line for line in lines), "".join(lines)
         lasts.append(batches)

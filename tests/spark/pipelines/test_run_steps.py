@@ -109,7 +109,9 @@ def test_a_window_behind_a_queue_that_is_persisted(spark: SparkSession, inputs: 
     distinct = {"kinds": "count(DISTINCT v)", "keys": "approx_count_distinct(k)"}
     by_window = {"aggregates": {"n": "sum(n)", **distinct}}
     steps |= {"group_by": ["k"], "by_window": by_window}
-    with pytest.raises(InvalidUsageError, match=r"persist the output of the first: persist=.*queue.*always"):
+    with pytest.raises(
+        InvalidUsageError, match="persist the output of the first: set persist to 'always' for queue"
+    ):
         run_to_end(pipeline(inputs, **steps))
     run_to_end(pipeline(inputs, persist={"queue": "always"}, **steps))
     ((window, *counts),) = map(tuple, spark.table("made").collect())

@@ -17,8 +17,8 @@ from penstock.dataflow.nodes.trigger import (
     find_trigger_interval,
     promises_from_arrival,
 )
+from penstock.dataflow.runnable import check_runnable, holds_back
 from penstock.errors import InvalidUsageError
-from penstock.spark_ext.graph.checks import check_runnable, holds_back
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})
 SHORT = pa.schema({"k": pa.string(), "t": pa.int32()})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.jobs.pipelines.batches import (
+from penstock.jobs.following.batches import (
     Batch,
     Totals,
     batch_parts,
@@ -122,3 +122,15 @@ def test_rows_that_a_later_step_may_drop_are_named(capsys: pytest.CaptureFixture
     assert lines[2] == "emitted: rows of the operator, before having and by_window"
     assert len(lines) == 4
     assert summary_line(Totals().plus(QUIET), ("having",)) == "1 batch, 3 rows in, 2 emitted before having"
+
+
+def test_batches_of_other_queries_of_a_graph_have_lines_and_sums_of_their_own() -> None:
+    earlier = replace(BUSY, query="ingest")
+    assert batch_parts(earlier)[0] == f"ingest: {batch_parts(BUSY)[0]}"
+    totals = Totals().plus(earlier).plus(QUIET).plus(earlier)
+    assert replace(totals, earlier={}) == Totals().plus(QUIET)
+    assert totals.earlier == {"ingest": Totals().plus(BUSY).plus(BUSY)}
+    first, last = summary_line(totals, ["having"]).splitlines()
+    assert first == "ingest: " + summary_line(Totals().plus(BUSY).plus(BUSY))
+    assert last == summary_line(Totals().plus(QUIET), ["having"])
+    assert summary_line(Totals().plus(earlier)).endswith("\nno new rows")

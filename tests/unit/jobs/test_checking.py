@@ -26,9 +26,10 @@ from penstock.dataflow import PhysicalPlan
 from penstock.dataflow.checkpoint import check_same_graph, graph_document
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.jobs.checks.checking import check_pipeline
+from penstock.jobs.following import follow
+from penstock.jobs.following.batches import Totals
 from penstock.jobs.local.pipeline import check_local_pipeline
 from penstock.jobs.pipelines import run
-from penstock.jobs.pipelines.batches import Totals
 from penstock.jobs.pipelines.graph import graph_of
 from penstock.jobs.signals import StopSignals
 from penstock.spark_ext.graph.handle import RunningGraph
@@ -518,6 +519,23 @@ def test_the_packaged_pipelines_have_no_mistakes(
 
 
 @pytest.mark.parametrize("engine", ["spark", "local"])
+def test_a_window_after_a_queue_that_is_not_persisted_is_refused(tmp_path: Path, engine: str) -> None:
+    windows = {
+        "window": {"time": "time", "size": "60 s"},
+        "group_by": ["symbol"],
+        "aggregates": {"n": "count(*)"},
+    }
+    file = written(tmp_path, {"engine": engine} | windows)
+    (problem,) = problems_of(file)
+    fact, hint = problem.split(" Hint: ")
+    assert fact.startswith(
+        "queue: a query can hold only one window, update queue, union or join of update streams"
+    )
+    assert hint == "persist the output of the first: set persist to 'always' for queue."
+    check_pipeline(file, ["persist={queue: always}"])
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
 def test_an_upsert_of_windows_names_their_start_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
@@ -775,9 +793,9 @@ def test_a_signal_that_also_ends_the_jvm_is_a_stop_and_no_failure() -> None:
 
     graph, signals = cast("RunningGraph", Graph()), StopSignals()
     with pytest.raises(UnavailableError):
-        run._follow_graph(graph, lambda batch: None, signals)
+        follow.follow_graph(graph, lambda batch: None, signals)
     signals.received = signal.SIGTERM
-    assert run._follow_graph(graph, lambda batch: None, signals) == Totals(signal=signal.SIGTERM)
+    assert follow.follow_graph(graph, lambda batch: None, signals) == Totals(signal=signal.SIGTERM)
 
 
 def test_a_failure_of_the_stopping_batch_is_no_clean_stop() -> None:
@@ -788,7 +806,7 @@ def test_a_failure_of_the_stopping_batch_is_no_clean_stop() -> None:
     signals = StopSignals()
     signals.received = signal.SIGTERM
     with pytest.raises(CorruptDataError):
-        run._follow_graph(cast("RunningGraph", Graph()), lambda batch: None, signals)
+        follow.follow_graph(cast("RunningGraph", Graph()), lambda batch: None, signals)
 
 
 def test_a_query_that_fails_marks_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from penstock.cli import app
 from penstock.conf.pipeline import Pipeline, example_names, load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs import class_archive, demo
+from penstock.jobs.following.batches import Batch, Totals, batch_printer, summary_line
 from penstock.jobs.pipelines import run as jobs_run
-from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer, summary_line
 from penstock.jobs.signals import StopSignals
 
 _ROOT = Path(__file__).parents[3]
@@ -307,7 +307,7 @@ def test_a_run_that_shows_nothing_for_long_says_that_it_is_starting(
 ) -> None:
     with batch_printer(silence_s=0.0):
         join_timers()
-    assert capsys.readouterr().err.startswith("still starting: ")
+    assert capsys.readouterr().err.startswith("no micro-batch has ended yet: still starting")
     with StopSignals(), batch_printer(silence_s=0.0):
         signal.raise_signal(signal.SIGTERM)
         capsys.readouterr()
@@ -321,7 +321,7 @@ def test_a_run_whose_batches_have_no_rows_says_so_once(capsys: pytest.CaptureFix
         show(idle)
         show(idle)
         join_timers()
-    assert capsys.readouterr().err == "started: no new rows yet\n"
+    assert capsys.readouterr().err == "no new rows yet\n"
     with batch_printer(silence_s=3600.0) as show:
         show(idle)
         show(busy)

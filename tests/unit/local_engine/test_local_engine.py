@@ -377,6 +377,37 @@ def test_windows_of_a_p_stream_and_of_files_equal_a_query_in_sql(tmp_path: Path,
     assert sorted_rows(got, "k", "w", "n", "mean", "most") == query(COUNTED, rows)
 
 
+def test_rows_that_the_first_of_two_queries_drops_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"k": "a", "t": 1}, {"k": None, "t": 2}, {"k": "b", "t": 3}]
+    Path("in.json").write_text("\n".join([*map(json.dumps, rows), "broken"]))
+    document = {
+        "engine": "local",
+        "source": {
+            "type": "files", "format": "json", "path": "in.json", "schema": "k string, t long",
+            "on_error": "skip",
+        },
+        "queue": {"key": "k", "time": "t", "nulls": "drop"},
+        "window": {"time": "t", "unit": "s", "size": "10 s"},
+        "group_by": ["k"],
+        "aggregates": {"n": "count(*)"},
+        "persist": {"queue": "always"},
+        "sink": {"type": "console"},
+        "query": {"trigger": "available_now"},
+    }  # fmt: skip
+    Path("p.yaml").write_text(json.dumps(document))
+    result = CliRunner().invoke(app, ["run", "p.yaml"])
+    assert result.exit_code == 0, result.stderr
+    *batches, first, last = result.stderr.splitlines()
+    assert any(
+        line.startswith("ingest-queue: batch 0 ") and "dropped 1  bad records 1" in line for line in batches
+    )
+    assert first == "ingest-queue: 1 batch, 3 rows in, 2 emitted, 1 dropped, 1 bad record"
+    assert last == "1 batch, 2 rows in, 0 emitted"
+
+
 def test_a_graph_of_two_queries_persists_its_source(tmp_path: Path) -> None:
     rows = updates(400, keys=3)
     files = tmp_path / "in"

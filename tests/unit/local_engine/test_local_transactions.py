@@ -13,9 +13,9 @@ import pytest
 from penstock import _failpoints
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.conf.pipeline import Pipeline
+from penstock.jobs.following.batches import summary_line
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.local.run import run_local
-from penstock.jobs.pipelines.batches import summary_line
 from penstock.jobs.pipelines.run import run_to_end
 from tests.long_tests import long_but
 

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError, PenstockError
+from penstock.jobs.following.batches import Totals
 from penstock.jobs.local import run
-from penstock.jobs.pipelines.batches import Totals
 from penstock.local_engine.query import LocalBatch
 from penstock.operators.scheduling.metrics import BatchMetrics
 

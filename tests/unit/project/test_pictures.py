@@ -27,9 +27,9 @@ from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.cli import app
 from penstock.conf.pipeline import load_document
 from penstock.jobs.dashboard.dashboard import Dashboard
+from penstock.jobs.following.batches import batch_parts, wrap_parts
 from penstock.jobs.local.pipeline import Places, _output, open_pipeline
 from penstock.jobs.local.run import _batch, _MetricsFile
-from penstock.jobs.pipelines.batches import batch_parts, wrap_parts
 from penstock.local_engine.query import LocalBatch
 from tests.servers.browser import CHROMIUM, Page, open_page
 

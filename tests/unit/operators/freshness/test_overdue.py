@@ -16,8 +16,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.conf.pipeline import Pipeline
+from penstock.jobs.following import follow
 from penstock.jobs.local.pipeline import Places, open_pipeline
-from penstock.jobs.pipelines import run
 from penstock.local_engine.start import LocalGraph
 from penstock.operators.freshness.overdue import Overdue, OverdueTimers, log_overdue
 from penstock.operators.update_stream.stream import UpdateStream
@@ -302,8 +302,8 @@ def test_on_spark_a_running_batch_is_watched_once_its_contract_is_known(
     busy = {"isTriggerActive": True, "isDataAvailable": True}
     query: Any = SimpleNamespace(name="prices", id="0", isActive=True, status=busy, lastProgress=None)
     classes = {"gold": {"promised_ms": 5000}, "other": {"promised_ms": 20}}
-    monkeypatch.setattr(run, "batch_metrics", lambda progress: [{"classes": classes}])
-    monkeypatch.setattr(run, "_batch", lambda progress: progress.batchId)
+    monkeypatch.setattr(follow, "batch_metrics", lambda progress: [{"classes": classes}])
+    monkeypatch.setattr(follow, "batch_of", lambda progress: progress.batchId)
     begun: list[dict[str, float]] = []
 
     class Timers:
@@ -317,8 +317,8 @@ def test_on_spark_a_running_batch_is_watched_once_its_contract_is_known(
             self.active = False
 
     timers = Timers()
-    monkeypatch.setattr(run, "OverdueTimers", lambda name: timers)
-    reader: Any = run._BatchReader(cast("StreamingQuery", query))
+    monkeypatch.setattr(follow, "OverdueTimers", lambda name: timers)
+    reader: Any = follow.BatchReader(cast("StreamingQuery", query))
     assert reader.new() == []
     assert not begun  # no metrics yet, so no contract is known
     query.lastProgress = report
@@ -337,9 +337,9 @@ def test_on_spark_the_batch_that_a_restart_repeats_is_as_old_as_its_plan(
     query: Any = SimpleNamespace(name="prices", id="0", isActive=True, status=idle, lastProgress=None)
     seen: list[tuple[str, float]] = []
     timers = OverdueTimers("prices", lambda overdue: seen.append((overdue.name, overdue.promised_s)))
-    monkeypatch.setattr(run, "OverdueTimers", lambda name: timers)
+    monkeypatch.setattr(follow, "OverdueTimers", lambda name: timers)
     hour_ago_ms = time.time_ns() // 1_000_000 - 3_600_000
-    reader: Any = run._BatchReader(query, {"gold": 5.0, "other": 2 * _LONG_S}, hour_ago_ms)
+    reader: Any = follow.BatchReader(query, {"gold": 5.0, "other": 2 * _LONG_S}, hour_ago_ms)
     reader.new()
     timers._timers["gold"][1].join(60)
     reader.new()
@@ -347,7 +347,7 @@ def test_on_spark_the_batch_that_a_restart_repeats_is_as_old_as_its_plan(
     assert seen == [("gold", 5.0)]
     assert timers._timers["other"][0] == pytest.approx(time.monotonic() + _LONG_S, abs=60)
     query.lastProgress = SimpleNamespace(batchId=0, durationMs={"addBatch": 1, "triggerExecution": 2})
-    monkeypatch.setattr(run, "batch_metrics", lambda progress: [{"classes": {}}])
-    monkeypatch.setattr(run, "_batch", lambda progress: progress.batchId)
+    monkeypatch.setattr(follow, "batch_metrics", lambda progress: [{"classes": {}}])
+    monkeypatch.setattr(follow, "batch_of", lambda progress: progress.batchId)
     assert reader.new() == [0]
     assert not timers.active

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 import penstock
-from penstock.jobs.pipelines import run
+from penstock.jobs.following import follow
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.spark_ext.api.metrics import is_last
 from penstock.spark_ext.graph import handle
@@ -81,7 +81,7 @@ REPORTS = [
 def test_a_pipeline_ends_after_the_batch_in_which_nothing_is_left(
     monkeypatch: pytest.MonkeyPatch, drain: bool, last: int
 ) -> None:
-    monkeypatch.setattr(run, "stop_between_batches", stop)
+    monkeypatch.setattr(follow, "stop_between_batches", stop)
     query: Any = Query(REPORTS)
     monkeypatch.setattr(SparkSession, "active", lambda: None)
     totals = penstock.run(query, drain=drain, on_batch=lambda batch: None)
@@ -149,6 +149,6 @@ def test_the_first_batch_of_a_start_is_never_the_last(new: bool, waits: bool, dr
 def test_a_query_without_an_operator_counts_the_rows_of_its_sources() -> None:
     told = report(0, new=True, waiting=0)
     told.numInputRows = 300
-    assert (run._batch(told).has_operator, run._batch(told).rows_in) == (True, 0)
+    assert (follow.batch_of(told).has_operator, follow.batch_of(told).rows_in) == (True, 0)
     told.observedMetrics = {}
-    assert (run._batch(told).has_operator, run._batch(told).rows_in) == (False, 300)
+    assert (follow.batch_of(told).has_operator, follow.batch_of(told).rows_in) == (False, 300)

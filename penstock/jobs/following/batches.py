@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from penstock.jobs.signals import is_stopping
 
@@ -51,6 +51,8 @@ class Batch:
         The numbers of committed and of rejected transactions.
     has_operator : bool
         Whether the query has a Penstock operator. Without one, no emitted rows are counted or shown.
+    query : str
+        The query of a graph that made the batch; empty for the query that makes the results.
     """
 
     number: int
@@ -69,6 +71,7 @@ class Batch:
     committed: int = 0
     rejected: int = 0
     has_operator: bool = True
+    query: str = ""
 
     @property
     def did_something(self) -> bool:
@@ -78,7 +81,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals of a run, from its start to its end.
+    """The totals of a run, from its start to its end. In a graph, they are those of the results' query.
 
     Attributes
     ----------
@@ -94,6 +97,8 @@ class Totals:
         Keys that still wait; their tuples are in the state.
     signal : int or None
         The signal that stopped the run.
+    earlier : mapping of str to Totals
+        The totals of the other queries of a graph, by name.
     """
 
     batches: int = 0
@@ -110,10 +115,15 @@ class Totals:
     rejected: int = 0
     idle: int = 0
     has_operator: bool = True
+    earlier: Mapping[str, Totals] = field(default_factory=dict)
 
     def plus(self, batch: Batch) -> Totals:
         """Return the totals with one more batch."""
-        return Totals(
+        if name := batch.query:
+            one = self.earlier.get(name, Totals()).plus(replace(batch, query=""))
+            return replace(self, earlier={**self.earlier, name: one})
+        return replace(
+            self,
             batches=self.batches + 1,
             rows_in=self.rows_in + batch.rows_in,
             emitted=self.emitted + batch.emitted,
@@ -122,7 +132,6 @@ class Totals:
             duplicates=self.duplicates + batch.duplicates,
             dropped=self.dropped + batch.dropped,
             waiting_keys=batch.waiting_keys,
-            signal=self.signal,
             bad_records=self.bad_records + batch.bad_records,
             committed=self.committed + batch.committed,
             rejected=self.rejected + batch.rejected,
@@ -133,7 +142,8 @@ class Totals:
 
 def batch_parts(batch: Batch) -> list[str]:
     """Return the parts of a summary line of a batch."""
-    parts = [f"batch {batch.number:<5} in {batch.rows_in:>9,}"]
+    name = f"{batch.query}: " if batch.query else ""
+    parts = [f"{name}batch {batch.number:<5} in {batch.rows_in:>9,}"]
     if batch.committed or batch.rejected:
         parts.append(f"committed {batch.committed:>8,}  rejected {batch.rejected:,}")
     elif batch.has_operator:
@@ -154,7 +164,7 @@ def _time(ms: float) -> str:
 
 
 def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiting: bool = False) -> str:
-    """Return a summary line of a whole run; batches without rows do not count.
+    """Return a summary line of each query of a run; batches without rows do not count.
 
     Parameters
     ----------
@@ -165,6 +175,7 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiti
     shows_waiting : bool
         Whether the line ends with the number of keys that wait.
     """
+    lines = [f"{name}: {summary_line(one)}" for name, one in totals.earlier.items()]
     emitted = f"emitted before {' and '.join(later_steps)}" if later_steps else "emitted"
     rows = "row in" if totals.rows_in == 1 else "rows in"
     counts = {
@@ -179,7 +190,8 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiti
         "bad record" if totals.bad_records == 1 else "bad records": totals.bad_records,
     }
     if not any(counts.values()):
-        return "no new rows" if totals.batches or totals.signal is None else "no micro-batch has ended"
+        is_idle = totals.batches or totals.signal is None
+        return "\n".join([*lines, "no new rows" if is_idle else "no micro-batch has ended"])
     batches = totals.batches - totals.idle
     parts = [f"{batches:,} {'batch' if batches == 1 else 'batches'}"]
     shows_emitted = totals.has_operator and not (totals.committed or totals.rejected)
@@ -187,7 +199,7 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiti
     parts += [f"{count:,} {name}" for name, count in counts.items() if count or name in always]
     waiting = "1 key" if totals.waiting_keys == 1 else f"{totals.waiting_keys:,} keys"
     parts += [f"{waiting} waiting"] if shows_waiting and totals.waiting_keys else []
-    return ", ".join(parts)
+    return "\n".join([*lines, ", ".join(parts)])
 
 
 def wrap_parts(parts: Sequence[str], width: int) -> str:
@@ -254,7 +266,7 @@ def batch_printer(
 
     starting, waiting = (
         threading.Timer(silence_s, say, [text])
-        for text in ("still starting: no micro-batch has ended yet", "started: no new rows yet")
+        for text in ("no micro-batch has ended yet: still starting, or no new rows", "no new rows yet")
     )
     starting.daemon = waiting.daemon = True
     explained = warned = False
@@ -268,7 +280,7 @@ def batch_printer(
             show(batch_parts(batch))
         elif waiting.ident is None:
             waiting.start()
-        if batch.emitted and not named:
+        if batch.emitted and not named and not batch.query:
             named = True
             show([f"emitted: rows of the operator, before {' and '.join(later_steps)}"])
         if batch.staleness_ms and not explained:
