@@ -8,9 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.operators.freshness.controller import MARGIN
 from penstock.operators.scheduling.staleness import Staleness
 
 __all__ = ["Standing"]
+
+_MAX_FIXED_SHARE = MARGIN / 2
+"""The greatest share of a limit for the fixed cost, because an update may just miss a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,10 @@ class Standing:
         """Return advice on how to keep the promise; empty if the promise can hold."""
         if self.needs is None:
             fixed, limit = self.fixed_us / 1000, self.limit_us / 1000
-            return f"a micro-batch's fixed {fixed:.0f} ms are too long for {limit:g} ms; promise more time"
+            return (
+                f"a micro-batch's fixed {fixed:.0f} ms are too long for {limit:g} ms: they must be below "
+                f"{_MAX_FIXED_SHARE * limit:g} ms; promise more time"
+            )
         if self.needs <= 1.0:
             return ""
         return f"{self.needs:.1f} times the cores, or a cost of a tuple or number of keys this much smaller"

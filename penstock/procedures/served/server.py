@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
+from penstock.errors import FencedError, InvalidUsageError, PenstockError, UnavailableError
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.replicas.lag import Lag
@@ -34,6 +35,8 @@ from penstock.procedures.served.messages import (
 from penstock.units import parse_duration_us
 
 __all__ = ["DatabaseServer", "check_address"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -140,6 +143,7 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         self._room = threading.BoundedSemaphore(most_waiting)
         self._most_waiting = most_waiting
         self._running = 0
+        self._is_fenced = False
         self._changed = threading.Condition()
         scheme = "grpc" if certificate is None else "grpc+tls"
         authority = f"[{host}]" if ":" in host else host
@@ -188,6 +192,9 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
                 self._count(-1)
                 self._room.release()
         except PenstockError as error:
+            if isinstance(error, FencedError) and not self._is_fenced:
+                self._is_fenced = True
+                _LOGGER.warning("this server answers no more calls; end it: %s", error)
             raise_as_flight(error)
 
     def _count(self, more: int) -> None:

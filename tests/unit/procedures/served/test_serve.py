@@ -391,7 +391,9 @@ def test_the_server_of_a_replica_takes_over_when_told(tmp_path: Path) -> None:
         client.table("accounts")
 
 
-def test_a_fenced_server_refuses_reads_as_soon_as_a_call_has_failed(tmp_path: Path) -> None:
+def test_a_fenced_server_refuses_reads_as_soon_as_a_call_has_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with bank().open(tmp_path) as primary:
         primary.load("accounts", {"id": [1], "balance": [100]})
         with (
@@ -409,6 +411,10 @@ def test_a_fenced_server_refuses_reads_as_soon_as_a_call_has_failed(tmp_path: Pa
                 with pytest.raises(FencedError, match="another process has opened this database"):
                     ask()
             assert other.table("accounts")["balance"].to_pylist() == [99]
+    (told,) = [record.getMessage() for record in caplog.records if record.name.endswith("served.server")]
+    assert told.startswith(
+        "this server answers no more calls; end it: another process has opened this database"
+    )
 
 
 @pytest.mark.long
