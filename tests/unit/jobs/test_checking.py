@@ -830,12 +830,15 @@ def test_a_query_that_fails_marks_its_error(monkeypatch: pytest.MonkeyPatch) -> 
     assert failed.value.while_running
 
 
-def test_a_check_accepts_inputs_that_come_later_and_names_them(tmp_path: Path) -> None:
-    source = JSON | {"path": str(tmp_path / "nowhere")}
+@pytest.mark.parametrize("pattern", ["", "/*.json", "/day=*/*.json", "/{a,b}"])
+def test_a_check_accepts_inputs_that_come_later_and_names_them(tmp_path: Path, pattern: str) -> None:
+    source = JSON | {"path": str(tmp_path / f"nowhere{pattern}")}
     file = written(tmp_path, {"source": source, "queue": {"key": "sensor", "time": "ts"}})
     checked = CliRunner().invoke(app, ["check", file])
     assert checked.exit_code == 0
     assert f"source.path: there is no file or directory '{tmp_path / 'nowhere'}'" in checked.stderr
+    (tmp_path / "nowhere").mkdir()
+    assert CliRunner().invoke(app, ["check", file]).stderr == ""
 
 
 def test_a_check_is_for_the_engine_that_it_is_given(tmp_path: Path) -> None:
