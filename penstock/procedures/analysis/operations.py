@@ -120,7 +120,7 @@ class _Finder:
         self.keys = keys
         self.frames: list[_Frame] = []
         self.conditions: list[_Condition] = []
-        self.operations: dict[tuple[OperationMode, str, str], Operation] = {}
+        self.operations: dict[tuple[OperationMode, str, str, tuple[str, ...]], Operation] = {}
         self.key_refs: dict[str, Refs] = {}
 
     @property
@@ -142,7 +142,8 @@ class _Finder:
         """Record an operation, with the conditions around it."""
         conditions = tuple(dict.fromkeys(condition.text for condition in self.conditions))
         refs = _NO_REFS.union(*(condition.refs for condition in self.conditions))
-        place = (mode, target, function)
+        # A READ that occurs twice is one operation, with the conditions that hold for both occurrences.
+        place = (mode, target, function, () if mode is OperationMode.READ else conditions)
         operation = Operation(
             mode,
             target,
@@ -153,7 +154,6 @@ class _Finder:
             tuple(sorted(self.key_refs.get(target, _NO_REFS))),
         )
         before = self.operations.get(place)
-        # If an operation occurs twice, keep only the conditions that hold for both occurrences.
         if before is not None and before.conditions != operation.conditions:
             common = tuple(condition for condition in before.conditions if condition in operation.conditions)
             operation = Operation(

@@ -104,8 +104,8 @@ def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str
     given = list(arrays)
     for number, (column, field) in enumerate(zip(given, schema, strict=True)):
         if column.type != field.type:
-            # Arrow would read the text as a number.
-            is_misfit = _is_text(column.type) and _is_number(field.type)
+            # Arrow would read some texts as numbers or times.
+            is_misfit = _is_text(column.type) and _is_number_or_time(field.type)
             reason = _find_loss(column, field.type)
             if is_misfit or reason:
                 context = _misfit(column, field) | ({"reason": reason} if reason else {})
@@ -192,8 +192,9 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+def _is_number_or_time(kind: pa.DataType) -> bool:
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return is_number or pa.types.is_timestamp(kind)
 
 
 def check_text(name: object, *, kind: str) -> None:

@@ -140,6 +140,20 @@ def test_a_key_and_a_value_may_depend_on_other_rows() -> None:
     assert write.key_reads == ("links[e.id]",)
 
 
+def test_equal_writes_of_two_branches_have_their_own_conditions() -> None:
+    body = """\
+    if e.amount > 3:
+        accounts[e.id].balance = 1
+    elif e.amount == 2:
+        accounts[e.id].balance = 1
+    return accounts[e.id].balance
+    """
+    assert [(one.mode, one.conditions) for one in operations(body)] == [
+        ("WRITE", ("e.amount > 3",)),
+        ("WRITE", ("not e.amount > 3", "e.amount == 2")),
+    ]
+
+
 def test_a_value_that_a_loop_carries_depends_on_what_each_round_read() -> None:
     body = "x = 0\nfor k in e.ks:\n    accounts[e.id].balance = x\n    x = links[k].next\n"
     write = next(one for one in operations(body) if one.function)

@@ -80,3 +80,13 @@ def test_each_decimal_is_taken_from_the_float_that_python_prints_for_it() -> Non
     schema = pa.schema({"p": pa.decimal128(10, 2)})
     [rows] = batches_of(pa.table({"p": [float(text) for text in texts]}), schema, owner="put")
     assert rows.column("p").to_pylist() == [Decimal(text) for text in texts]
+
+
+@pytest.mark.parametrize("text", ["2026-11-27T12:00:00Z", "2026-11-27 12:00:00+02:00", "2026-11-27T12:00:00"])
+def test_a_text_is_no_timestamp_with_or_without_a_zone(text: str) -> None:
+    kind = pa.schema([("at", pa.timestamp("us", "UTC"))])
+    with pytest.raises(
+        InvalidUsageError, match=r"type=string declared=timestamp\. Hint: pass values"
+    ) as refused:
+        batches_of(pa.table({"at": [text]}), kind, owner="act")
+    assert refused.value.__cause__ is None

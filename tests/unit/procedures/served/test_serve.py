@@ -452,7 +452,7 @@ def test_a_served_replica_reads_and_takes_over_when_told(tmp_path: Path) -> None
 )  # fmt: skip
 def test_mistakes_of_the_command_are_one_line(tmp_path: Path, options: list[str], said: str) -> None:
     (tmp_path / "bank.py").write_text(BANK)
-    command = [sys.executable, "-m", "penstock.cli", "serve", "bank.py", *options]
+    command = [sys.executable, "-m", "penstock.cli", "serve", "bank.py", "--port", "0", *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert said in done.stderr
