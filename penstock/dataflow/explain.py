@@ -78,7 +78,7 @@ def render(plan: PhysicalPlan, counts: Mapping[str, TransactionCounts] | None = 
         fixed = find_trigger_interval(plan.root)
         parts.append(Text(f"  with Spark Connect: every {fixed} in all queries, fixed while they run"))
     for text in _procedures(plan, counts).values():
-        parts += [Text(), Text(text)]
+        parts += [Text(), Text(text, no_wrap=True, overflow="ignore")]
     return Group(*parts)
 
 
