@@ -295,7 +295,7 @@ def explain(
 
             console = Console(highlight=False)
             with console.capture() as drawn:
-                console.print(dataflow.render(plan, counts))
+                console.print(dataflow.render(plan, counts), crop=False)
             typer.echo(redact(drawn.get()), nl=False)
         else:
             typer.echo(redact(dataflow.explain(plan, counts=counts)), nl=False)
