@@ -182,13 +182,13 @@ def run(
     if totals.signal is not None:
         typer.echo(f"stopped by {Signals(totals.signal).name}", err=True)
     typer.echo(summary_line(totals, steps), err=True)
-    if totals.waiting_keys:
+    if totals.all_waiting_keys:
         where = (
             "is gone with the temporary checkpoint; set query.checkpoint to keep it"
             if loaded.query.checkpoint is None
             else "is in the state, and the next run with this checkpoint serves it"
         )
-        typer.echo(f"{totals.waiting_keys:,} keys still wait: the newest row of each {where}.", err=True)
+        typer.echo(f"{totals.all_waiting_keys:,} keys still wait: the newest row of each {where}.", err=True)
     if totals.signal is not None:
         raise typer.Exit(SIGNALLED + totals.signal)
 

@@ -47,7 +47,9 @@ def explain(
     from rich.console import Console
 
     text = io.StringIO()
-    Console(file=text, width=width, color_system=None, highlight=False).print(render(plan, counts), crop=False)
+    Console(file=text, width=width, color_system=None, highlight=False).print(
+        render(plan, counts), crop=False
+    )
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 

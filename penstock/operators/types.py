@@ -133,6 +133,17 @@ def partial_type(partial: Partial, schema: pa.Schema) -> pa.DataType:
     return _sum_type(kind) if partial.kind == "sum" else kind
 
 
+def only_branch(text: str) -> str:
+    """Return the value of a ``CASE`` with one branch, which has its type; return any other text unchanged.
+
+    The values of an aggregate with ``FILTER`` are such a ``CASE``.
+    """
+    tree = Expression.parse(text).tree
+    if tree.kind == "case" and tree.value == (False, False) and len(tree.parts) == 2:
+        return text[tree.parts[1].start : tree.parts[1].stop]
+    return text
+
+
 def aggregate_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
     """Return the type of an aggregate over a schema, or `UNKNOWN`."""
     fields = list(schema)

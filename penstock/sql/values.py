@@ -140,7 +140,7 @@ def common_type(kinds: list[pa.DataType]) -> pa.DataType:
         raise UnsupportedError(f"it combines {', '.join(map(str, distinct))}")
     if not distinct:
         return pa.null()
-    if len(distinct) == 1:
+    if len(distinct) == 1 and not decimals:
         return distinct[0]
     if all(kind in INTEGERS for kind in distinct):
         return max(distinct, key=lambda kind: kind.bit_width)
@@ -170,8 +170,7 @@ def to_common_numbers(rows: Rows, left: Value, right: Value) -> list[Value]:
     """Convert two numbers to their common type."""
     numbers = to_common_type(rows, left, right)
     if numbers[0].type not in INTEGERS and numbers[0].type not in FLOATS:
-        advice = "; cast decimals to DOUBLE" if pa.types.is_decimal(numbers[0].type) else ""
-        raise UnsupportedError(f"it calculates with {numbers[0].type}{advice}")
+        raise UnsupportedError(f"it calculates with {numbers[0].type}")
     return numbers
 
 

@@ -5,7 +5,7 @@ A micro-batch may run again after a sink has taken the output of an earlier atte
 micro-batches would then miss rows that only the later attempt serves. The output is a function of the state,
 the ordered arrivals and the clock. So the first attempt records the clock readings before its output is
 visible, and a later attempt that finds a record replays the readings. The record also holds the number of
-buckets that the first attempt served in parallel, because a budget of time depends on it. A later attempt may
+buckets that the first attempt served at once, because a budget of time depends on it. A later attempt may
 run on a machine with more processors.
 
 A record is a file beside the versions of a bucket, ``<number>-<file id of the parent>.clock``, where the
@@ -40,12 +40,13 @@ class Readings:
     ----------
     times_us : list of int
         The readings of the clock, in microseconds since the Unix epoch.
-    parallel : int or None
-        The number of buckets that were served in parallel; None in a record of version 0.1.0.
+    served_at_once : int or None
+        The number of buckets that were served at the same time. It is None in a record of version 0.1.0,
+        which divided time as if each shuffle partition had a processor.
     """
 
     times_us: list[int]
-    parallel: int | None = None
+    served_at_once: int | None = None
 
 
 class RecordedClock:
@@ -141,8 +142,8 @@ def read_clock(files: Files, parent: Pointer | None) -> Readings | None:
     times = fields.items("times_us")
     if unit.kind != _KIND:
         raise CorruptDataError("the file is not a record of the clock", file=path)
-    parallel = fields.number("parallel", least=1) if fields.has("parallel") else None
-    return Readings([times.number(number) for number in range(len(times))], parallel)
+    served = fields.number("served_at_once", least=1) if fields.has("served_at_once") else None
+    return Readings([times.number(number) for number in range(len(times))], served)
 
 
 def _name(parent: Pointer | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketch_argument
 from penstock.operators.aggregates.own import takes_values
 from penstock.operators.scan.spec import PANE, WEIGHT, Partial, TimeUnit
-from penstock.operators.types import UNKNOWN, aggregate_type, expression_type, partial_type
+from penstock.operators.types import UNKNOWN, aggregate_type, expression_type, only_branch
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows, describe_lives
 from penstock.operators.update_stream.operator_options import WindowOptions
@@ -297,7 +297,7 @@ class Aggregate(Node):
                     type=kind,
                 )
             return
-        kind = partial_type(replace(partial, kind="min", log2_size=0, function=""), schema)
+        kind = expression_type(Expression.parse(values := only_branch(partial.expression)), schema)
         if partial.kind == "distinct":
             if pa.types.is_nested(kind):
                 raise self.wrong(
@@ -309,11 +309,11 @@ class Aggregate(Node):
             return
         fits = _is_number(kind) or (partial.kind in ("min", "max") and pa.types.is_temporal(kind))
         if kind != UNKNOWN and not (takes_values(partial.function, kind) if partial.kind == "own" else fits):
-            call = partial.function or f"({partial.expression})"
-            written = [expression.text for _, expression in self.aggregates if call in expression.text]
+            calls = [partial.function] if partial.function else [f"({partial.expression})", f"({values})"]
+            written = [one.text for _, one in self.aggregates if any(call in one.text for call in calls)]
             raise self.wrong(
                 "an aggregate does not take values of this type",
-                "cast decimals to DOUBLE or to a BIGINT of cents; sum, median, percentile, own take integers "
+                "cast decimals to DOUBLE; sum, median, percentile, own take integers "
                 "and floats; min and max also dates and times; first and last take any type",
                 expression=", ".join(written) or partial.expression,
                 type=kind,
@@ -328,7 +328,7 @@ class Aggregate(Node):
         if missing:
             raise self.wrong(
                 "an update stream would lose its key",
-                f"group by {', '.join(above.key)}; by_window, in Python group_by('window'), joins all groups",
+                f"group by {', '.join(above.key)}; by_window, in Python group_by('window'), combines groups",
                 column=missing[0],
             )
         return self.group_by if above.key or above.by_key else ()

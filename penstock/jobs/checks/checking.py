@@ -124,11 +124,13 @@ def _graph_with_functions(pipeline: Pipeline, document: Document) -> Graph:
     from penstock.dataflow.runnable import check_runnable
     from penstock.errors import InvalidUsageError
     from penstock.jobs.pipelines.functions import import_function
-    from penstock.jobs.pipelines.graph import Binding, graph_of, problem_of
+    from penstock.jobs.pipelines.graph import Binding, field_errors, graph_of, problem_of
 
     graph = graph_of(pipeline, document, Binding(function=partial(import_function, field="apply")))
+    with field_errors(document, "persist"):
+        plan = graph.plan(None, pipeline.planned_persist)
     try:
-        check_runnable(graph.plan(None, pipeline.planned_persist).root)
+        check_runnable(plan.root)
     except InvalidUsageError as error:
         path = document.path_of_node(error.context.get("node"))
         raise PipelineError([problem_of(document, path, error)]) from error

@@ -115,7 +115,12 @@ class Totals:
     rejected: int = 0
     idle: int = 0
     has_operator: bool = True
-    earlier: Mapping[str, Totals] = field(default_factory=dict)
+    earlier: Mapping[str, Totals] = field(default_factory=dict, hash=False)
+
+    @property
+    def all_waiting_keys(self) -> int:
+        """The keys that wait in any query of the run."""
+        return self.waiting_keys + sum(one.waiting_keys for one in self.earlier.values())
 
     def plus(self, batch: Batch) -> Totals:
         """Return the totals with one more batch."""
@@ -175,7 +180,9 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiti
     shows_waiting : bool
         Whether the line ends with the number of keys that wait.
     """
-    lines = [f"{name}: {summary_line(one)}" for name, one in totals.earlier.items()]
+    lines = [
+        f"{name}: {summary_line(one, shows_waiting=shows_waiting)}" for name, one in totals.earlier.items()
+    ]
     emitted = f"emitted before {' and '.join(later_steps)}" if later_steps else "emitted"
     rows = "row in" if totals.rows_in == 1 else "rows in"
     counts = {
@@ -266,7 +273,10 @@ def batch_printer(
 
     starting, waiting = (
         threading.Timer(silence_s, say, [text])
-        for text in ("no micro-batch has ended yet: still starting, or no new rows", "no new rows yet")
+        for text in (
+            "no micro-batch has ended yet: still starting, or no new rows",
+            "no micro-batch with rows has ended yet",
+        )
     )
     starting.daemon = waiting.daemon = True
     explained = warned = False

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -18,6 +19,8 @@ from penstock.spark_ext.graph.handle import RunningGraph
 __all__ = ["report_failures"]
 
 _POLL_S: Final = 1.0
+_LOST: Final = (Py4JError, PySparkException, ConnectionError)
+"""The errors of Spark's driver, or a server of Spark Connect, that does not answer."""
 
 
 @contextmanager
@@ -29,15 +32,19 @@ def report_failures(followed: StreamingQuery | RunningGraph) -> Iterator[None]:
     followed : StreamingQuery or RunningGraph
         The query or graph whose failures the caller reports.
     """
-    queries = followed.queries.values() if isinstance(followed, RunningGraph) else [followed]
-    own = {query.id for query in queries}
-    others = [query for query in SparkSession.active().streams.active if query.id not in own]
+    others: list[StreamingQuery] = []
+    # Without Spark's driver, all queries have ended, and the caller reports why.
+    with suppress(*_LOST):
+        others = SparkSession.active().streams.active
+        # A graph may start its next query at any moment, so its queries are listed last.
+        queries = followed.queries.values() if isinstance(followed, RunningGraph) else [followed]
+        own = {query.id for query in queries}
+        others = [query for query in others if query.id not in own]
     at_end = threading.Event()
 
     def watch() -> None:
         is_last = False
-        # Without the JVM, all queries have ended, and the caller reports why.
-        with suppress(Py4JError, ConnectionError):
+        with suppress(*_LOST):
             while others and not is_last:
                 is_last = at_end.wait(_POLL_S)
                 for query in [one for one in others if not one.isActive]:

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from penstock._durable import delete_empty_directories
-from penstock.checkpointing.files import FileFacts, Files, open_files
+from penstock.checkpointing.files import FileFacts, Files, LocalFiles, open_files
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import PStream
 from penstock.checkpointing.p_stream.survey import is_p_stream, survey_p_stream
@@ -149,9 +148,9 @@ def delete_orphans(report: Report) -> Iterator[FileFacts]:
         for files, facts in orphans.files:
             files.delete(facts.name)
             yield facts
-        if orphans.with_directory and "://" not in orphans.location:
-            operator = Path(orphans.location)
-            delete_empty_directories(operator, operator.parent)
+        place = open_files(orphans.location) if orphans.with_directory else None
+        if isinstance(place, LocalFiles):
+            delete_empty_directories(place.directory, place.directory.parent)
 
 
 def _refuse(gone: Collection[str], there: Collection[str], running: Collection[str] = ()) -> None:

@@ -41,6 +41,7 @@ from penstock.jobs.pipelines.graph import (
     TABLE,
     Binding,
     checkpoint_of,
+    field_errors,
     graph_of,
     p_stream_options,
     problem_of,
@@ -117,7 +118,9 @@ def check_local_pipeline(
         graph = _graph(pipeline, document, places, partial(_columns, places))
     except PipelineError as error:
         raise PipelineError([*error.problems, *problems]) from error
-    for refusal in find_refusals(graph.plan(None, pipeline.planned_persist).root):
+    with field_errors(document, "persist"):
+        plan = graph.plan(None, pipeline.planned_persist)
+    for refusal in find_refusals(plan.root):
         path = document.path_of_node(refusal.context.get("node"))
         fact = refusal.fact if path else f"{refusal.fact} ({refusal.context.get('node')})"
         problems.append(describe(document.place(path), path, fact, refusal.hint))

@@ -96,7 +96,8 @@ def run(
         Whether a query with the trigger ``availableNow`` continues until no key waits. If false, the next
         start serves the waiting keys. A pipeline uses its setting ``query.drain`` instead.
     on_batch : callable, optional
-        Called with each `Batch`; by default a line is printed on standard error.
+        Called with each `Batch`; by default a line is printed on standard error. Batches of the earlier
+        queries of a graph have the query's name in `Batch.query`.
 
     Returns
     -------

@@ -118,8 +118,6 @@ def _schema_in_files(source: FilesSource) -> pa.Schema:
 def read_sample(path: Path, content: Content | None = None) -> pa.Table:
     """Return the tuples of a file: Parquet, CSV with names, JSON lines, Arrow, or lines of text.
 
-    Texts of JSON that are all times become times.
-
     Parameters
     ----------
     path : Path
@@ -134,9 +132,10 @@ def read_sample(path: Path, content: Content | None = None) -> pa.Table:
     """
     import pyarrow.csv
     import pyarrow.feather
+    import pyarrow.json
     import pyarrow.parquet
 
-    feather, json = pyarrow.feather.read_table, _read_json
+    feather, json = pyarrow.feather.read_table, pyarrow.json.read_json
     readers = (
         pyarrow.parquet.read_table, pyarrow.csv.read_csv, json, json, feather, feather, _read_lines
     )  # fmt: skip
@@ -150,19 +149,6 @@ def read_sample(path: Path, content: Content | None = None) -> pa.Table:
         raise InvalidUsageError("there is no such file", file=path) from None
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise InvalidUsageError(f"the sample cannot be read: {error}", file=path) from None
-
-
-def _read_json(source: Path | pa.NativeFile) -> pa.Table:
-    import pyarrow.json
-
-    from penstock.jobs.ingest.column_types import cast_column, find_times
-
-    rows = pyarrow.json.read_json(source)
-    for number, column in enumerate(rows.columns):
-        if pa.types.is_string(column.type):
-            kind = find_times(column.type, column)
-            rows = rows.set_column(number, rows.column_names[number], cast_column(column, kind))
-    return rows
 
 
 def _read_lines(file: Path | pa.BufferReader) -> pa.Table:

@@ -23,6 +23,7 @@ from penstock.checkpointing.files.locations import redact_secrets
 from penstock.checkpointing.p_stream.reader import PStreamReader
 from penstock.checkpointing.p_stream.survey import is_p_stream
 from penstock.errors import InvalidUsageError, did_you_mean
+from penstock.jobs.ingest.column_types import cast_column, find_times
 from penstock.jobs.pipelines.places import wrong_with
 from penstock.jobs.pipelines.schemas import SAMPLE_ENDINGS, read_sample
 from penstock.operators.freshness.contract import FreshnessContract
@@ -216,6 +217,15 @@ def read_rows(path: str, max_rows: int) -> pa.Table:
     return PStreamReader(path).read(max_rows)
 
 
+def _with_times(rows: pa.Table, names: list[str]) -> pa.Table:
+    """Return rows with times in the named columns instead of texts, if all texts of the column are times."""
+    for name in names:
+        if name in rows.column_names and pa.types.is_string(rows[name].type):
+            column = cast_column(rows[name], find_times(pa.string(), rows[name]))
+            rows = rows.set_column(rows.column_names.index(name), name, column)
+    return rows
+
+
 def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | None) -> list[Forecast]:
     """Forecast, print a table and the advice, and write the requested files; see `PlanRequest`.
 
@@ -233,8 +243,8 @@ def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | N
         raise InvalidUsageError("loads and cores are not positive", loads=request.loads, cores=request.cores)
     if parse_duration_us(request.span) < _MIN_SPAN_US:
         raise InvalidUsageError("too short a time to simulate", span=request.span, hint="give at least 1 s")
-    rows = read_rows(path, request.max_rows)
     arrival = [] if request.arrival is None else [request.arrival]
+    rows = _with_times(read_rows(path, request.max_rows), [request.time, *arrival])
     for option, names in (("--key", request.key), ("--time", [request.time]), ("--arrival", arrival)):
         for name in names:
             if name not in rows.column_names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -115,6 +115,8 @@ def open_query(
     )
     made = bound.finish(builder.build(root, checkpoint.path / "sources"))
     operator = builder.operator
+    if operator is not None and pipeline.engine != "local":
+        operator.task = replace(operator.task, processors=None)  # without a clock record, they are not known
     state = None
     if operator is not None:
         place = checkpoint.state if elsewhere is None else open_files(elsewhere)

@@ -200,8 +200,9 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     text = str(error)
     if _UNREAD in text:
         return InvalidUsageError(
-            f"{fact}: the function of foreachBatch did not read all rows",
-            hint="df.write and df.collect() read all; df.show(), df.limit() and an early return do not",
+            f"{fact}: not all rows of a micro-batch were read",
+            hint="in foreachBatch, read all rows, as df.write and df.collect() do; df.show(), df.limit() and "
+            "an early return do not",
             **context,
         )
     if unknown := _NO_SOURCE.search(text):

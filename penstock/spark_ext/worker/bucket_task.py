@@ -110,8 +110,8 @@ class TaskShare:
         The bucket, and the number of buckets.
     batch_id : int
         The micro-batch.
-    parallel : int
-        The number of buckets served in parallel.
+    served_at_once : int
+        The number of buckets that are served at the same time.
     description : callable
         Returns the operator's stored description, which the first start wrote.
     query_id : str
@@ -125,7 +125,7 @@ class TaskShare:
     bucket: int
     buckets: int
     batch_id: int
-    parallel: int
+    served_at_once: int
     description: Callable[[], Mapping[str, Any]] = dict
     query_id: str = ""
     other_attempts: Callable[[], Iterable[Mapping[str, Any]]] = tuple
@@ -133,7 +133,7 @@ class TaskShare:
     @property
     def buckets_per_task(self) -> int:
         """The number of buckets that are served one after the other."""
-        return -(-self.buckets // min(self.parallel, self.buckets))
+        return -(-self.buckets // min(self.served_at_once, self.buckets))
 
 
 class Operator(Protocol[S]):
@@ -265,7 +265,8 @@ class BucketTask(Generic[S]):
                 _background().submit(_release, store, held.handle)
             loaded = monotonic_s()
             task_share = TaskShare(
-                *(bucket, self.buckets, batch_id, min(self.parallel, self.processors or self.parallel)),
+                *(bucket, self.buckets, batch_id),
+                min(self.parallel, self.processors or self.parallel),
                 lambda: read_description(files) or {},
                 query_id,
                 tuple
@@ -302,7 +303,7 @@ class BucketTask(Generic[S]):
         clock: Clock,
         recorded: Readings | None,
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Run an operator that follows the clock as an earlier attempt ran, if there was one."""
+        """Repeat the recorded attempt at a micro-batch; if there is none, run the operator and record."""
         record = ClockRecord(store.files, held.handle)
         parcels = list(parcels)  # the operator may run a second time
         recorded = recorded or record.read()
@@ -310,14 +311,14 @@ class BucketTask(Generic[S]):
             heard = RecordedClock(clock)
             served = self.operator.run(held.state, parcels, task_share, heard)
             try:
-                record.publish(Readings(heard.readings, task_share.parallel))
+                record.publish(Readings(heard.readings, task_share.served_at_once))
                 return served
             except ConflictError:
                 # Another attempt recorded first, and its output may have been seen.
                 held.state.close()
                 held.replace_with(_CACHE.take(store, held.handle.pointer, self.operator.new_state))
-                recorded = record.read() or Readings([])
-        task_share = replace(task_share, parallel=recorded.parallel or self.parallel)
+                recorded = record.read() or Readings([], task_share.served_at_once)
+        task_share = replace(task_share, served_at_once=recorded.served_at_once or self.parallel)
         return self.operator.run(held.state, parcels, task_share, RecordedClock(clock, recorded.times_us))
 
     def specification(self) -> dict[str, Any]:

@@ -243,5 +243,5 @@ def share(budget: Budget, task_share: TaskShare) -> Budget:
     if rows is not None:
         rows = (rows + (task_share.bucket + task_share.batch_id) % task_share.buckets) // task_share.buckets
     if duration is not None:
-        duration = max(duration // task_share.buckets_per_task, 1)
+        duration = max(duration * min(task_share.served_at_once, task_share.buckets) // task_share.buckets, 1)
     return Budget(rows, duration)

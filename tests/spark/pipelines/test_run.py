@@ -238,7 +238,7 @@ def test_another_query_that_fails_is_told_while_one_is_followed(
     (full,) = [line for line in lines if "query=full" in line]
     assert full == "another query failed: query=full cause=OSError: no disk."
     (skips,) = [line for line in lines if "query=skips" in line]
-    assert "the function of foreachBatch did not read all rows: query=skips. Hint: df.write" in skips
+    assert "not all rows of a micro-batch were read: query=skips. Hint: in foreachBatch" in skips
 
 
 @pytest.mark.parametrize(

@@ -519,6 +519,33 @@ def test_the_packaged_pipelines_have_no_mistakes(
 
 
 @pytest.mark.parametrize("engine", ["spark", "local"])
+@pytest.mark.parametrize(
+    ("aggregate", "kind"),
+    [
+        ("sum(d)", "decimal(10, 2)"),
+        ("sum(d) FILTER (WHERE n > 1)", "decimal(10, 2)"),
+        ("avg(CASE WHEN n > 1 THEN d END)", "decimal(10, 2)"),
+        ("sum(ts)", "timestamp"),
+        ("min(ts) FILTER (WHERE n > 1)", None),
+        ("sum(CAST(d AS DOUBLE)) FILTER (WHERE n > 1)", None),
+        ("count(d) FILTER (WHERE n > 1)", None),
+    ],
+)
+def test_types_that_an_aggregate_does_not_take_are_found(
+    tmp_path: Path, engine: str, aggregate: str, kind: str | None
+) -> None:
+    source = JSON | {"schema": "k string, n int, d decimal(10, 2), ts timestamp"}
+    windows = {"window": {"time": "ts", "size": "60 s"}, "group_by": ["k"], "aggregates": {"x": aggregate}}
+    file = written(tmp_path, {"engine": engine, "source": source, "queue": None} | windows)
+    if kind is None:
+        check_pipeline(file, [])
+        return
+    (problem,) = problems_of(file)
+    fact = "aggregates.x: an aggregate does not take values of this type"
+    assert problem.startswith(f"{fact}: expression={aggregate} type={kind}. Hint: ")
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
 def test_a_window_after_a_queue_that_is_not_persisted_is_refused(tmp_path: Path, engine: str) -> None:
     windows = {
         "window": {"time": "time", "size": "60 s"},

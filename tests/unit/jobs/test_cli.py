@@ -321,12 +321,12 @@ def test_a_run_whose_batches_have_no_rows_says_so_once(capsys: pytest.CaptureFix
         show(idle)
         show(idle)
         join_timers()
-    assert capsys.readouterr().err == "no new rows yet\n"
+    assert capsys.readouterr().err == "no micro-batch with rows has ended yet\n"
     with batch_printer(silence_s=3600.0) as show:
         show(idle)
         show(busy)
         join_timers()
-    assert "no new rows" not in capsys.readouterr().err
+    assert "no micro-batch" not in capsys.readouterr().err
 
 
 def join_timers() -> None:

@@ -214,10 +214,6 @@ def test_a_sample_is_read_by_its_name() -> None:
     Path("s.ndjson").write_text("\n".join(json.dumps(row) for row in table.to_pylist()))
     for name in ("s.csv", "s.parquet", "s.arrow", "s.ndjson"):
         assert read_sample(Path(name)).to_pydict() == table.to_pydict()
-    Path("t.json").write_text('{"t": "2026-01-02T03:04:05.678Z"}\n{"t": null}\n')
-    times = read_sample(Path("t.json"))["t"]
-    assert times.type == pa.timestamp("us", "UTC")
-    assert str(times[0].as_py()) == "2026-01-02 03:04:05.678000+00:00"
     Path("s.txt").write_text("a\nb\n")
     assert read_sample(Path("s.txt")).to_pydict() == {"value": ["a", "b"]}
     for name, says in (

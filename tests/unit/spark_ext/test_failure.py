@@ -165,6 +165,4 @@ def test_an_error_that_only_wraps_another_gives_way_to_it() -> None:
     )
     told = failure_of(error, "it failed", query="q")
     assert isinstance(told, InvalidUsageError)
-    assert str(told).startswith(
-        "it failed: the function of foreachBatch did not read all rows: query=q. Hint: "
-    )
+    assert str(told).startswith("it failed: not all rows of a micro-batch were read: query=q. Hint: ")

@@ -24,8 +24,8 @@ from penstock.operators.scheduling.serve import Query
 from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.operators.update_stream.options import Budget
 from penstock.spark_ext.worker import bucket_task
-from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
-from penstock.spark_ext.worker.queue_operator import QueueOperator
+from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel, TaskShare
+from penstock.spark_ext.worker.queue_operator import QueueOperator, share
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.cache import StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
@@ -118,16 +118,18 @@ def test_a_batch_that_runs_again_on_more_processors_serves_as_much_as_before(
     assert served(tmp_path / "unknown", None) == served(tmp_path / "eight", 8)
 
 
+@pytest.mark.parametrize("buckets", [8, 10, 17])
 def test_a_record_of_an_earlier_version_gives_each_partition_the_whole_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: int
 ) -> None:
-    task = queue_task(tmp_path, Policy.FIFO, TIMED, 8)
+    task = replace(queue_task(tmp_path, Policy.FIFO, TIMED, buckets), parallel=8)
+    assert share(TIMED, TaskShare(0, buckets, 0, 8)).duration_us == 20 * MS * 8 // buckets
     all_partitions = rows(task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))[1])
     (file,) = tmp_path.rglob("*.clock")
     unit = decode(file.read_bytes(), str(file))
     file.write_bytes(encode(PUnit(unit.kind, {"times_us": unit.meta["times_us"]})))
     forget(monkeypatch)
-    task = queue_task(tmp_path, Policy.FIFO, TIMED, 8, processors=1)
+    task = replace(task, processors=1)
     assert rows(task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))[1]) == all_partitions
 
 

@@ -91,7 +91,7 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
         return _AddedDeviations()
     raise InvalidUsageError(
         "windows cannot aggregate a column of this type",
-        hint="cast decimals to DOUBLE or to a BIGINT of cents; sum, quantiles, own take integers and floats; "
+        hint="cast decimals to DOUBLE; sum, quantiles, own take integers and floats; "
         "min and max also dates and times; count(DISTINCT x) takes types that are not nested; first and last "
         "take any type",
         kind=partial.kind,

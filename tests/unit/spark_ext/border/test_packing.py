@@ -298,7 +298,7 @@ def test_shares_of_a_budget_add_up_and_take_turns() -> None:
 def test_buckets_that_are_served_one_after_the_other_divide_the_time() -> None:
     budget = Budget(duration_us=1000)
     assert share(budget, TaskShare(3, 8, 0, 2)).duration_us == 250
-    assert share(budget, TaskShare(3, 8, 0, 3)).duration_us == 333, "up to three, one after the other"
+    assert share(budget, TaskShare(3, 8, 0, 3)).duration_us == 375
     assert share(budget, TaskShare(3, 8, 0, 16)).duration_us == 1000
     assert share(Budget(duration_us=1), TaskShare(3, 8, 0, 2)).duration_us == 1
 
