@@ -296,18 +296,18 @@ def _stop(spark: SparkSession, signals: StopSignals) -> None:
     """Stop a session, unless a signal to all processes has already ended its JVM."""
     if sys.is_finalizing():
         return  # the JVM ends with this process
-    if signals.received is None:
-        spark.stop()
-        return
 
     def stop() -> None:
         try:
-            # A query that is starting while its context ends would print a stack trace of Java.
+            # A query that runs while its context ends would print a stack trace of Java.
             for query in spark.streams.active:
                 query.stop()
         finally:
             spark.stop()
 
+    if signals.received is None:
+        stop()
+        return
     try:
         # Each thread has its own connection to the JVM. SIGTERM may have interrupted a call of the main
         # thread. The next call on the main thread's connection would wait for the answer to the interrupted

@@ -96,6 +96,12 @@ class Transactions(Node):
         return self.options.buckets
 
     @property
+    def identity(self) -> str:
+        """The program's digest, or the digest of an earlier program that is declared compatible."""
+        program = program_for(self.procedure, self.inputs[0].schema)
+        return self.options.compatible_with or program.digest
+
+    @property
     def forwards(self) -> bool:
         """Return whether one transaction may need rows of several buckets."""
         program = program_for(self.procedure, self.inputs[0].schema)

@@ -348,9 +348,12 @@ def _check_settings(pipeline: Pipeline, plan: PhysicalPlan, directory: GraphDire
 
 
 def _settings_of(node: Node | None) -> dict[str, object]:
-    """Return the budget and the weight of a queue or of windows, as checkpoints store them."""
+    """Return the program of transactions, or budget and weight of a queue or of windows, as stored."""
+    from penstock.dataflow.nodes import Transactions
     from penstock.operators.update_stream.operator_options import QueueOptions, WindowOptions
 
+    if isinstance(node, Transactions):
+        return {"program": node.identity}
     # The state of windows is under the name of their aggregates.
     for one in () if node is None else (node, *node.inputs):
         options = getattr(one, "options", None)

@@ -14,6 +14,8 @@ __all__ = ["Batch", "Totals", "batch_parts", "batch_printer", "summary_line", "w
 
 _SILENCE_S = 10.0
 """The silence after which a run reports that it is still starting, or has no rows."""
+_MIN_SHOWN_MS = 0.5
+"""Staleness is shown in whole milliseconds, and not if it rounds to 0."""
 _STALENESS = (
     "stale: how long, per key, the oldest unserved update has waited in the queue;",
     "average and 95th percentile over keys and time",
@@ -159,7 +161,7 @@ def batch_parts(batch: Batch) -> list[str]:
     parts += [f"dropped {batch.dropped:,}"] if batch.dropped else []
     parts += [f"bad records {batch.bad_records:,}"] if batch.bad_records else []
     parts += [f"waiting {batch.waiting_keys:>7,}"] if batch.waiting_keys else []
-    if batch.staleness_ms:
+    if batch.staleness_p95_ms >= _MIN_SHOWN_MS:
         parts.append(f"stale {_time(batch.staleness_ms)}, p95 {_time(batch.staleness_p95_ms)}")
     return [*parts, f"took {_time(batch.duration_ms)}"]
 
@@ -293,7 +295,7 @@ def batch_printer(
         if batch.emitted and not named and not batch.query:
             named = True
             show([f"emitted: rows of the operator, before {' and '.join(later_steps)}"])
-        if batch.staleness_ms and not explained:
+        if batch.staleness_p95_ms >= _MIN_SHOWN_MS and not explained:
             explained = True
             show(_STALENESS)
         # `rows_in` may not count skipped records. In this case, as many bad records as rows are half of all

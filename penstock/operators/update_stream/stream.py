@@ -194,7 +194,7 @@ class UpdateStream:
                 rows=count,
                 columns=columns,
                 hint="filter them out first, or set nulls to drop, which counts them. A record that cannot "
-                "be read has nulls, too, unless its source has on_error: skip",
+                "be read has nulls, too; in a pipeline, on_error: skip leaves such records out",
             )
         return rows.filter(pa.array(~mask)), count
 

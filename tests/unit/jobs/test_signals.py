@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -195,7 +196,7 @@ def test_a_signal_does_not_interrupt_who_waits_for_the_jvm() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("received", [None, signal.SIGINT])
-def test_after_a_signal_queries_are_stopped_before_their_session(received: int | None, fails: bool) -> None:
+def test_queries_are_stopped_before_their_session(received: int | None, fails: bool) -> None:
     stopped: list[str] = []
 
     def stop_query() -> None:
@@ -207,8 +208,9 @@ def test_after_a_signal_queries_are_stopped_before_their_session(received: int |
     spark = SimpleNamespace(streams=SimpleNamespace(active=active), stop=lambda: stopped.append("session"))
     signals = StopSignals()
     signals.received = received
-    _stop(cast(SparkSession, spark), signals)
-    assert stopped == (["session"] if received is None else ["query", "session"])
+    with pytest.raises(ConnectionError) if fails and received is None else nullcontext():
+        _stop(cast(SparkSession, spark), signals)
+    assert stopped == ["query", "session"]
 
 
 def test_ctrl_c_while_the_command_imports_its_modules_is_quiet(tmp_path: Path) -> None:

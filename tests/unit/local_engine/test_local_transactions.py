@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from penstock import _failpoints
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
+from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import Pipeline
+from penstock.jobs.checks.checking import check_pipeline
 from penstock.jobs.following.batches import summary_line
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.local.run import run_local
@@ -75,6 +78,19 @@ def pipeline(place: Path, **options: Any) -> Pipeline:
             "query": {"trigger": "available_now", "checkpoint": str(place / "checkpoint")},
         }
     )  # fmt: skip
+
+
+def test_a_check_finds_that_the_program_has_changed(tmp_path: Path) -> None:
+    with PStreamWriter(tmp_path / "in", TRANSFERS, threads=1) as writer:
+        writer.append(transfers(20))
+    document = pipeline(tmp_path)
+    run_to_end(document)
+    file = tmp_path / "p.yaml"
+    file.write_text(json.dumps(document.model_dump(mode="json", by_alias=True, exclude_unset=True)))
+    check_pipeline(str(file), [])
+    (tmp_path / "bank.py").write_text(BANK.replace("source.balance < 0", "source.balance < 1"))
+    with pytest.raises(PipelineError, match=r"made with another program: .*compatible_with="):
+        check_pipeline(str(file), [])
 
 
 def run_serially(rows: pa.Table) -> list[tuple[Any, ...]]:
