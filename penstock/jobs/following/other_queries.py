@@ -35,11 +35,11 @@ def report_failures(followed: StreamingQuery | RunningGraph) -> Iterator[None]:
     others: list[StreamingQuery] = []
     # Without Spark's driver, all queries have ended, and the caller reports why.
     with suppress(*_LOST):
-        others = SparkSession.active().streams.active
+        active = SparkSession.active().streams.active
         # A graph may start its next query at any moment, so its queries are listed last.
         queries = followed.queries.values() if isinstance(followed, RunningGraph) else [followed]
         own = {query.id for query in queries}
-        others = [query for query in others if query.id not in own]
+        others = [query for query in active if query.id not in own]
     at_end = threading.Event()
 
     def watch() -> None:
