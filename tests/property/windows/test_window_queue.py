@@ -114,6 +114,9 @@ class _Pair:
         self.deliver()
         self.undelivered = self.queue.dequeue(limit, self.model.now_us)
         got = _windows(self.undelivered)
+        if self.queue.scheduler.policy is Policy.FRESHEST:
+            # The choice depends on rates, which the model does not know. Chosen keys keep their order.
+            self.model.order.sort(key=lambda key: KeyState.WAIT in self.queue.states(key))
         assert got == self.model.dequeue(limit)
         waited = [self.model.keys[key].waited for key, _, _ in got]
         assert self.undelivered.staleness_us.tolist() == waited
