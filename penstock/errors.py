@@ -156,21 +156,31 @@ def users_code_error(fact: str, cause: Exception, **context: Any) -> InvalidUsag
         fact,
         **context,
         error=type(cause).__name__,
-        **_users_line(cause),
+        **users_line((frame.f_code.co_filename, line) for frame, line in walk_tb(cause.__traceback__)),
         hint="the micro-batch runs again from the same state after a restart with mended code",
     )
     error.shows_cause = True
     return error
 
 
-def _users_line(cause: Exception) -> dict[str, str]:
-    """Return the innermost line of a traceback that is neither in Penstock nor in an installed package."""
+def users_line(frames: Iterable[tuple[str, int]]) -> dict[str, str]:
+    """Return the innermost line of a traceback that is neither in Penstock nor in an installed package.
+
+    Parameters
+    ----------
+    frames : iterable of tuple
+        The file and the line of each frame, the innermost last.
+
+    Returns
+    -------
+    dict of str to str
+        The line as ``at``, such as ``job.py:12``; empty if there is none.
+    """
     installed = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     libraries = [Path(__file__).parent, *map(Path, installed)]
-    frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(cause.__traceback__)]
     lines = [
         f"{file.name}:{line}"
-        for file, line in frames
+        for file, line in ((Path(name), line) for name, line in frames)
         # Compiled extensions have frames with relative files.
         if file.is_absolute() and not any(map(file.is_relative_to, libraries))
     ]

@@ -29,6 +29,8 @@ class PipelineError(InvalidUsageError):
         One line each: the position, the field, the problem, and a hint.
     """
 
+    names_section = True
+
     def __init__(self, problems: tuple[str, ...] | list[str]) -> None:
         self.problems = tuple(map(redact, problems))
         super().__init__("\n".join(self.problems))

@@ -111,6 +111,17 @@ def _fields(section: FieldPath, data: dict[str, Any], root: type[BaseModel]) -> 
     return [] if model is None else [field.alias or name for name, field in model.model_fields.items()]
 
 
+def _place_of_unknown(path: FieldPath, data: dict[str, Any], root: type[BaseModel]) -> str | None:
+    """Return the hint for an unknown field: its right place, a similar field, or all fields there."""
+    name, allowed = path[-1], _fields(path[:-1], data, root)
+    if name in _fields((), data, root):
+        return f"write {name} at the top level of the file"
+    others = data.keys() - _UNIONS  # the fields of sources and sinks depend on their type
+    if owners := [section for section in others if name in _fields((section,), data, root)]:
+        return f"{name} is a field of {' and '.join(sorted(owners))}"
+    return did_you_mean(name, allowed, f"the fields here are {', '.join(allowed)}")
+
+
 def _general(path: FieldPath) -> FieldPath:
     """Return a path with ``*`` for the name of a union's input, or of a database's table."""
     named = path[:2] in (("union", "inputs"), ("database", "initial"))
@@ -182,9 +193,7 @@ def explain_error(error: ErrorDetails, data: dict[str, Any], root: type[BaseMode
     if kind == "missing":
         return [(path, REQUIRED, _explain_missing(path))]
     if kind == "extra_forbidden":
-        allowed = _fields(path[:-1], data, root)
-        listed = f"the fields here are {', '.join(allowed)}"
-        return [(path, UNKNOWN_FIELD, did_you_mean(path[-1], allowed, listed))]
+        return [(path, UNKNOWN_FIELD, _place_of_unknown(path, data, root))]
     if kind == "union_tag_not_found":
         path = (*path, "type")
         return [(path, REQUIRED, _explain_missing(path))]

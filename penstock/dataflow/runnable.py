@@ -65,7 +65,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
     if description is not None and _count_copies(node, nodes) > 1:
         raise InvalidUsageError(
             f"{description} has several readers, and would run once for each",
-            hint=f"persist its output: persist={{{node.name!r}: 'always'}}",
+            hint=f"persist its output: set persist to 'always' for {node.name}",
             node=node.name,
         )
     if isinstance(node, Join) and not node.key:

@@ -9,12 +9,15 @@ The error keeps its class.
 If a query of a classic session is stopped while its function of ``foreachBatch`` calls the JVM, Spark
 searches the text of the function's error with a regular expression that uses stack space for each character.
 A text with a stack trace of Java overflows the stack of the query's thread. So the function's error is
-replaced by an error with a short text that Spark recognizes as a stop.
+replaced by an error with a short text that Spark recognizes as a stop. ``toPandas`` also prints such an error
+as a warning, which is ignored.
 """
 
 from __future__ import annotations
 
 import functools
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -44,6 +47,8 @@ _STOPS: Final = (
     "[SPARK_JOB_CANCELLED]",
 )
 """The causes of a call's error after the call's query was stopped."""
+_WARNS_OF_STOP: Final = f"toPandas attempted Arrow(?s:.*)({'|'.join(map(re.escape, _STOPS))})"
+"""Matches the warning of ``toPandas`` about a stop."""
 _MAX_CHARACTERS: Final = 300
 """The length of a text for which a thread's stack always suffices."""
 
@@ -59,6 +64,7 @@ def shorten_errors(spark: SparkSession) -> None:
         _wrap(owner, name, _shorten)
     _wrap(captured, "convert_exception", _shorten_made)
     _wrap(DataStreamWriter, "foreachBatch", _shorten_stops)
+    warnings.filterwarnings("ignore", _WARNS_OF_STOP, UserWarning)
 
 
 def _wrap(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -43,6 +43,7 @@ def check_columns(name: str, existing: pa.Schema, rows: pa.Schema) -> None:
             table=name,
             missing=", ".join(missing),
             known=", ".join(existing.names),
+            hint="add the columns to the table, or leave them out of the rows",
         )
     for field in rows:
         known = existing.field(field.name).type

@@ -58,11 +58,11 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One subscribed reader. It has released the rows before `offset`, but not the `lag` rows after them."""
+    """A subscribed reader. It released all rows before `offset`, and not the `unreleased` rows after."""
 
     name: str
     offset: int
-    lag: int
+    unreleased: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,6 +342,8 @@ class _Ingest:
                     source.begin(writer.schema, clock)
                     pending.append(source)
                 if self._totals.rows == rows:
+                    self._count_written(writer)
+                    self._report.report_progress(self._totals)
                     self._wait()
             elif not pending:
                 return
@@ -373,8 +375,12 @@ class _Ingest:
         self._report.report_progress(self._totals)
 
     def _count(self, writer: PStreamWriter) -> None:
-        self._totals.written_bytes = writer.metrics()["written_bytes"]
+        self._count_written(writer)
         self._totals.seconds = monotonic_s() - self._begun_s
+
+    def _count_written(self, writer: PStreamWriter) -> None:
+        """Count the bytes that are committed by now: the writer commits later than it takes rows."""
+        self._totals.written_bytes = writer.metrics()["written_bytes"]
 
     def _wait(self) -> None:
         """Wait a moment; the caller then checks for signals."""

@@ -111,7 +111,8 @@ def describe_p_stream(survey: Survey, columns: list[dict[str, Any]]) -> dict[str
             for writer in survey.writers
         ],
         "readers": [
-            {"name": reader.name, "offset": reader.offset, "lag": reader.lag} for reader in survey.readers
+            {"name": reader.name, "offset": reader.offset, "unreleased": reader.unreleased}
+            for reader in survey.readers
         ],
         "releasable_rows": _spare_rows(survey),
         "releasable_bytes": _spare_bytes(survey),
@@ -238,9 +239,9 @@ def _writers_table(survey: Survey) -> Table:
 
 
 def _readers_table(survey: Survey) -> Table:
-    table = _table("readers", ("reader",), ("released up to", "lag in rows"))
+    table = _table("readers", ("reader",), ("released up to", "rows not released"))
     for reader in survey.readers:
-        table.add_row(Text(reader.name), f"{reader.offset:,}", f"{reader.lag:,}")
+        table.add_row(Text(reader.name), f"{reader.offset:,}", f"{reader.unreleased:,}")
     return table
 
 

@@ -255,7 +255,7 @@ def open_pipeline(
     CorruptDataError, UnavailableError
         If the checkpoint is damaged, or the file system refuses.
     """
-    places = places or Places()
+    document, places = document or Document("pipeline", {}), places or Places()
     bound = bind_graph(pipeline, document, places)
     query, source = pipeline.query, pipeline.source
     return start_local(
@@ -264,7 +264,7 @@ def open_pipeline(
         sources=bound.sources,
         paths=bound.paths,
         tables=bound.tables,
-        sink=places.output or partial(_output, pipeline),
+        sink=places.output or partial(_output, pipeline, document),
         persist=pipeline.planned_persist,
         parallel=parallel_of(pipeline),
         max_rows=source.max_rows_per_trigger if isinstance(source, PStreamSource) else None,
@@ -368,7 +368,7 @@ def _given(source: Input) -> OpenInput:
     return lambda log: source
 
 
-def _output(pipeline: Pipeline, schema: StructType, checkpoint: str) -> Output:
+def _output(pipeline: Pipeline, document: Document, schema: StructType, checkpoint: str) -> Output:
     """Open the pipeline's sink."""
     sink, arrow = pipeline.sink, as_arrow_of_spark(schema)
     if isinstance(sink, ConsoleSink):
@@ -386,8 +386,9 @@ def _output(pipeline: Pipeline, schema: StructType, checkpoint: str) -> Output:
         key, time = sink.key or (step and step.key), sink.time or (step and step.time)
         if not key or not time:
             raise InternalError("an upsert without key and time passed the checks")
-        return UpsertOutput(
-            schema, to=sink.to, table=sink.table, key=tuple(key), time=time, delete_when=sink.delete_when,
-            forget_deletes_after=sink.forget_deletes_after, create=sink.create, patience=sink.patience,
-        )  # fmt: skip
+        with field_errors(document, "sink"):
+            return UpsertOutput(
+                schema, to=sink.to, table=sink.table, key=tuple(key), time=time, delete_when=sink.delete_when,
+                forget_deletes_after=sink.forget_deletes_after, create=sink.create, patience=sink.patience,
+            )  # fmt: skip
     raise InternalError("a sink passed the check of the local engine", sink=sink.type)

@@ -17,7 +17,7 @@ from penstock.conf.pipeline import Pipeline, PStreamSink, PStreamSource, Source,
 from penstock.errors import InvalidUsageError
 from penstock.jobs.cluster.shared_places import check_shared_places
 from penstock.jobs.pipelines.functions import carry_functions, import_function
-from penstock.jobs.pipelines.graph import OTHER, Binding, checkpoint_of, graph_of
+from penstock.jobs.pipelines.graph import OTHER, Binding, checkpoint_of, field_errors, graph_of
 from penstock.jobs.pipelines.late_decoding import decode_results, read_encoded
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.jobs.pipelines.sinks import sink_writer
@@ -50,7 +50,7 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
         If Spark or the graph refuses a section, or the workers of a cluster do not see a directory; the
         error's text names the section.
     """
-    query = pipeline.query
+    query, document = pipeline.query, document or Document("pipeline", {})
     register(
         spark,
         metrics_file=query.metrics,
@@ -75,7 +75,8 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
 
     def write(rows: DataFrame) -> DataStreamWriter:
         rows = decode_results(rows, pipeline) if late else rows
-        return sink_writer(spark, rows, pipeline).outputMode("append")
+        with field_errors(document, "sink"):
+            return sink_writer(spark, rows, pipeline).outputMode("append")
 
     source = pipeline.source
     available_now = query.trigger == "available_now"

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.errors import AnalysisException, IllegalArgumentException
 
 from penstock import errors
-from penstock.errors import InvalidUsageError, PenstockError, UnavailableError, did_you_mean
+from penstock.errors import InvalidUsageError, PenstockError, UnavailableError, did_you_mean, users_line
 from penstock.spark_ext.border.connection import Py4JError, Py4JNetworkError, is_lost_server
 
 __all__ = [
@@ -29,6 +29,7 @@ _PENSTOCK = re.compile(
     r"penstock\.[\w.]*?\w+Error: (.+?)(?=\n\s*\n|\n\s+at |\nCaused by: |\s*SQLSTATE|\Z)", re.DOTALL
 )
 _TRACEBACK = "Traceback (most recent call last):\n"
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
 _NO_SOURCE = re.compile(
     r"\[DATA_SOURCE_NOT_FOUND\] Failed to find the data source: (.+?)\.(?: Make sure|$)", re.MULTILINE
@@ -221,7 +222,10 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     if hint is None and "[BATCH_METADATA_NOT_FOUND]" in text:
         hint = _COPY_HINT
     cause = root_cause(error).removesuffix(".").removeprefix(_RAISED).lstrip()
-    return kind_of(error)(fact, **context, cause=cause, hint=hint)
+    # The line of a user's function, such as that of foreachBatch; errors of Penstock have it already.
+    frames = [] if is_ours(error) else _FRAME.findall(text.rpartition(_TRACEBACK)[2])
+    at = users_line((file, int(line)) for file, line in frames)
+    return kind_of(error)(fact, **context, cause=cause, **at, hint=hint)
 
 
 def refusal_of(error: AnalysisException, columns: Iterable[str], **context: Any) -> InvalidUsageError:

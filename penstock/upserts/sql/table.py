@@ -177,6 +177,7 @@ class SqlTable(UpsertTarget):
                 table=self.name,
                 missing=", ".join(missing),
                 known=", ".join(existing),
+                hint="add the columns to the table, or leave them out of the rows",
             )
         else:
             self._check_types(existing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,7 +32,18 @@ class _Uncaught:
         self.errors.append(str(error.toString()))
 
 
-def test_a_stop_during_a_call_of_the_jvm_leaves_no_error(spark: SparkSession, tmp_path: Path) -> None:
+def _save(rows: DataFrame) -> None:
+    rows.write.format("noop").mode("append").save()
+
+
+def _to_pandas(rows: DataFrame) -> None:
+    rows.toPandas()
+
+
+@pytest.mark.parametrize("act", [_save, _to_pandas])
+def test_a_stop_during_a_call_of_the_jvm_leaves_no_error(
+    spark: SparkSession, tmp_path: Path, recwarn: pytest.WarningsRecorder, act: Callable[[DataFrame], None]
+) -> None:
     if is_connect(spark):
         pytest.skip("behind Spark Connect, the function runs in a process of the server")
     register(spark)
@@ -40,8 +52,7 @@ def test_a_stop_during_a_call_of_the_jvm_leaves_no_error(spark: SparkSession, tm
 
     def sleep(batch: DataFrame, number: int) -> None:
         begun.set()
-        rows = batch.sparkSession.range(0, 2, 1, 2).selectExpr(_SLEEP)
-        rows.write.format("noop").mode("append").save()
+        act(batch.sparkSession.range(0, 2, 1, 2).selectExpr(_SLEEP))
 
     writer = source.frame(spark).writeStream.foreachBatch(sleep)
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
@@ -56,3 +67,4 @@ def test_a_stop_during_a_call_of_the_jvm_leaves_no_error(spark: SparkSession, tm
         jvm.java.lang.Thread.setDefaultUncaughtExceptionHandler(None)
     assert not uncaught.errors
     assert query.exception() is None
+    assert [str(one.message) for one in recwarn if one.category is UserWarning] == []

@@ -16,6 +16,7 @@ from pyspark.sql import functions as sf
 import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
+from penstock.jobs.checks.checking import check_pipeline
 from penstock.jobs.pipelines.run import run_to_end
 from tests.servers.processes import until
 from tests.servers.servers import PostgreSql
@@ -127,6 +128,27 @@ def test_a_pipeline_keeps_a_table_with_the_key_and_time_of_its_queue(
     window = {"window": {"time": "t", "unit": "s", "size": "1 s"}, "aggregates": {"n": "count(*)"}}
     with pytest.raises(ValueError, match=r"sink.key: is required without a queue"):
         Pipeline.model_validate({**pipeline, "queue": None, **window})
+
+
+@pytest.mark.parametrize("engine", ["spark", "local"])
+def test_a_table_that_lacks_a_column_is_refused_with_the_line_of_the_sink(
+    spark: SparkSession, tmp_path: Path, engine: str
+) -> None:
+    Input(tmp_path / "in").add(quotes([("a", 1, 1.0)]))
+    with closing(sqlite3.connect(tmp_path / "prices.db")) as connection:
+        connection.execute("CREATE TABLE prices (k TEXT PRIMARY KEY, t INTEGER)")
+    (tmp_path / "p.yaml").write_text(
+        f"engine: {engine}\n"
+        f"source: {{type: files, format: parquet, path: {tmp_path}/in, schema: '{SCHEMA}'}}\n"
+        "queue: {key: k, time: t}\n"
+        f"sink: {{type: upsert, to: 'sqlite:///{tmp_path}/prices.db', table: prices}}\n"
+        f"query: {{trigger: available_now, checkpoint: {tmp_path}/checkpoint}}\n"
+    )
+    pipeline, document = check_pipeline(str(tmp_path / "p.yaml"), [])
+    says = "4: sink: the table lacks columns of the rows: .* missing=v known=k, t. Hint: add the columns"
+    with pytest.raises(InvalidUsageError, match=says) as caught:
+        run_to_end(pipeline, document=document)
+    assert str(caught.value).startswith(f"{tmp_path}/p.yaml:4")
 
 
 def test_an_error_of_the_store_does_not_show_the_rows(

@@ -234,6 +234,12 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             "output_schema, buckets, arrival, cost, weight, nulls, combine, staleness_column, "
             "delete_when, ttl, delete_ttl, on_silent, semantics, working_copy, late_to.",
         ),
+        (
+            7,
+            "  engine: local",
+            "p.yaml:7: queue.engine: unknown field. Hint: write engine at the top level of the file.",
+        ),
+        (7, "  trigger: 1 s", "p.yaml:7: queue.trigger: unknown field. Hint: trigger is a field of query."),
         (7, "  policy: 3", "p.yaml:7: queue.policy: 3 is not one of fifo, in_place, linecutting, freshest."),
         (
             7,

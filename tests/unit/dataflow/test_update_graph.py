@@ -233,7 +233,9 @@ def test_what_has_an_order_and_a_budget_has_one_reader_also_in_several_queries(
     both = sides[0].union(sides[1], key="k", time="t", name="both")
     last = made.root.name
     queries: dict[str, Any] = {"is <": "always", "is >": "always", "a": persist}
-    with pytest.raises(InvalidUsageError, match=f"{says} has several readers.*{{'{last}': 'always'}}"):
+    with pytest.raises(
+        InvalidUsageError, match=f"{says} has several readers.*set persist to 'always' for {last}"
+    ):
         check_runnable(both.plan(persist=queries).root)
     check_runnable(both.plan(persist=queries | {last: "always"}).root)
 

@@ -130,7 +130,7 @@ class Market:
         sinks: list[SlowSink] = []
 
         def opened(schema: Any, checkpoint: str) -> SlowSink:
-            sinks.append(SlowSink(_output(loaded, schema, checkpoint), self.clock))
+            sinks.append(SlowSink(_output(loaded, document, schema, checkpoint), self.clock))
             return sinks[-1]
 
         self._running = open_pipeline(loaded, document, Places(clock=self.clock, output=opened))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pyspark
 import pytest
 from pyspark.errors import AnalysisException
 
@@ -166,3 +167,18 @@ def test_an_error_that_only_wraps_another_gives_way_to_it() -> None:
     told = failure_of(error, "it failed", query="q")
     assert isinstance(told, InvalidUsageError)
     assert str(told).startswith("it failed: not all rows of a micro-batch were read: query=q. Hint: ")
+
+
+def test_an_error_of_a_users_function_names_its_line() -> None:
+    text = (
+        "[STREAM_FAILED] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Return Message: "
+        'Traceback (most recent call last):\n  File "/jobs/other.py", line 1, in f\nKeyError: 0\n\n'
+        "The above exception was the direct cause of the following exception:\n\n"
+        "Traceback (most recent call last):\n"
+        f'  File "{pyspark.__file__}", line 163, in call\n    self.func(batch)\n'
+        '  File "/jobs/meters.py", line 6, in keep\n    table["kwh"]\n    ~~~~~^^^^^^^\n'
+        f'  File "{json.__file__}", line 4113, in loads\n  File "pandas/index.pyx", line 1, in get\n'
+        "KeyError: 'kwh'\n SQLSTATE: 39000\n=== Streaming Query ===\n"
+    )
+    failure = failure_of(Exception(text), "the query failed")
+    assert failure.context == {"cause": "KeyError: 'kwh'", "at": "meters.py:6"}

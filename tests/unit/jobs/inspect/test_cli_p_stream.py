@@ -108,8 +108,8 @@ def test_inspect_writes_all_of_it_as_json(place: Path) -> None:
     assert (writer["name"], writer["batch"], writer["clock"]) == ("a", 9, {"source": 9})
     assert writer["time_us"] == found["last_commit_us"] == newest.time_us
     assert found["readers"] == [
-        {"name": "fast", "offset": 350, "lag": 650},
-        {"name": "slow", "offset": 0, "lag": 1000},
+        {"name": "fast", "offset": 350, "unreleased": 650},
+        {"name": "slow", "offset": 0, "unreleased": 1000},
     ]
     assert (found["releasable_rows"], found["garbage_files"], found["damage"]) == (0, 0, [])
 
