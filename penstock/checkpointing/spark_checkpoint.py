@@ -69,6 +69,27 @@ def local_path(location: str) -> Path | None:
     return Path("/" + path[2:].partition("/")[2] if path.startswith("//") else path)
 
 
+def has_foreign_results(output: str, checkpoint: str | None) -> bool:
+    """Return whether the log of a file sink has micro-batches, but the checkpoint of its query has none.
+
+    Spark's file sink skips each micro-batch whose number is in the sink's log, even if the log belongs to a
+    different checkpoint.
+
+    Parameters
+    ----------
+    output : str
+        The sink's directory.
+    checkpoint : str or None
+        The checkpoint of a query or of a graph; None if it is new.
+    """
+    directory, begun = local_path(output), None if checkpoint is None else local_path(checkpoint)
+    if directory is None or not any((directory / "_spark_metadata").glob("[0-9]*")):
+        return False
+    if begun is None:
+        return checkpoint is None
+    return not any(any(begun.glob(f"{queries}offsets/[0-9]*")) for queries in ("", "queries/*/"))
+
+
 def make_durable(location: str | None) -> None:
     """Sync all files that Spark has written to a checkpoint.
 

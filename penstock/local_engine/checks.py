@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import pyarrow as pa
 
@@ -34,9 +35,10 @@ from penstock.operators.types import UNKNOWN
 from penstock.sql.evaluate import type_of, why_unsupported
 from penstock.sql.expression import Expression, unknown_functions
 
-__all__ = ["check_local", "find_refusals"]
+__all__ = ["USE_SPARK", "check_local", "find_refusals"]
 
-_HINT = "use engine: spark"
+USE_SPARK: Final = "use engine: spark"
+"""The hint for what the local engine cannot do."""
 _OPERATORS = (
     Aggregate, Apply, Assemble, Join, Materialize, PushedScan, Select, Sink, Source, StreamTableJoin,
     Transactions, Union, UpdateQueue, UpdateUnion, Where, Window, WindowJoin,
@@ -65,7 +67,7 @@ def find_refusals(root: Node) -> Iterator[InvalidUsageError]:
             yield InvalidUsageError(error.fact, hint=error.hint, node=node.name)
             continue
         if reason is not None:
-            yield InvalidUsageError(f"the local engine {reason}", hint=_HINT, node=node.name)
+            yield InvalidUsageError(f"the local engine {reason}", hint=USE_SPARK, node=node.name)
     try:
         check_runnable(root)
     except InvalidUsageError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -73,13 +74,13 @@ def _cast(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray
 
 def _array(values: list[Any], field: pa.Field[Any], localize: Localize) -> pa.Array[Any]:
     try:
-        return pa.array([_with_times(value, field.type, localize) for value in values], field.type)
-    except (ValueError, pa.ArrowTypeError) as error:
+        return pa.array([_as_type(value, field.type, localize) for value in values], field.type)
+    except (ValueError, ArithmeticError, pa.ArrowTypeError) as error:
         raise _misfit(field, error) from None
 
 
-def _with_times(value: Any, kind: pa.DataType, localize: Localize) -> Any:
-    """Replace texts for times and dates in a value, also inside lists and structs, by times and dates."""
+def _as_type(value: Any, kind: pa.DataType, localize: Localize) -> Any:
+    """Convert texts for times and dates, and numbers for decimals, also inside lists and structs."""
     if pa.types.is_timestamp(kind):
         return _moment(value, localize if kind.tz is not None else None)
     if pa.types.is_date(kind) and isinstance(value, str):
@@ -87,11 +88,13 @@ def _with_times(value: Any, kind: pa.DataType, localize: Localize) -> Any:
     if pa.types.is_struct(kind) and isinstance(value, Mapping):
         types = {field.name: field.type for field in kind}
         return {
-            name: _with_times(one, types[name], localize) if name in types else one
+            name: _as_type(one, types[name], localize) if name in types else one
             for name, one in value.items()
         }
     if pa.types.is_list(kind) and isinstance(value, list):
-        return [_with_times(one, kind.value_type, localize) for one in value]
+        return [_as_type(one, kind.value_type, localize) for one in value]
+    if pa.types.is_decimal(kind) and isinstance(value, float | str):
+        return Decimal(str(value))  # the digits that the user wrote
     return value
 
 

@@ -115,6 +115,12 @@ def _names() -> Iterator[str]:
 
 _COPIED_BY = {"buckets": "rescale", "schema": "migrate", "left": "migrate", "right": "migrate"}
 """Maps a setting to the command that copies a query with a new value of this setting."""
+_OTHER = {
+    "buckets": "another number of buckets",
+    "aggregates": "other aggregates",
+    "requests": "other requests",
+}
+"""Maps a setting whose name is a plural to the words for a different value."""
 
 
 def changed_setting_error(
@@ -133,18 +139,24 @@ def changed_setting_error(
     belongs to a graph and cannot be copied.
     """
     back = f"set it to {was} (buckets, or spark.sql.shuffle.partitions)"
-    hint = f"{back if name == 'buckets' else 'set it back'}, or start with a new checkpoint"
+    back = back if name == "buckets" else "set it back"
+    hint = f"{back}, or start with a new checkpoint (and a new directory, if the sink writes files)"
     added = [] if may_add is None else find_added(was or (), now, now) or []
     if refused := [column for column in added if column not in (may_add or ())]:
-        hint += f"; an added column allows nulls (a literal does not) and has no role: {', '.join(refused)}"
+        hint += (
+            "; an added column must allow nulls, which literals and coalesce with a literal do not, and no "
+            f"option may name it; compute other columns from the operator's output: {', '.join(refused)}"
+        )
     elif name == "program":
         hint += f', or continue over its tables with compatible_with="{was}"'
     elif name in _COPIED_BY and not in_graph:
         hint += f", or with a copy that penstock state {_COPIED_BY[name]} makes"
     if name == "window":
         was, now = map(_window_text, (was, now))
+    elif name == "aggregates":
+        was, now = map(_aggregates_text, (was, now))
     return InvalidUsageError(
-        f"the checkpoint was made with another {'number of buckets' if name == 'buckets' else name}",
+        f"the checkpoint was made with {_OTHER.get(name, f'another {name}')}",
         operator=operator,
         was=json.dumps(was),
         now=json.dumps(now),
@@ -163,3 +175,11 @@ def _window_text(window: Any) -> Any:
         case _:
             return window
     return f"{text}, {duration_text(delay_ms)} late" if delay_ms else text
+
+
+def _aggregates_text(aggregates: Any) -> Any:
+    """Return stored aggregates as SQL; each is stored as its function, its expression and its column."""
+    match aggregates:
+        case [*parts] if all(isinstance(part, list) and len(part) > 2 for part in parts):
+            return ", ".join(f"{function}({text}) AS {column}" for function, text, column, *_ in parts)
+    return aggregates

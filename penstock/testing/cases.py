@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -253,6 +254,9 @@ def _text(value: Any, localize: Localize) -> str:
         return "{" + ", ".join(f"{name}: {_text(one, localize)}" for name, one in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_text(one, localize) for one in value) + "]"
+    if isinstance(value, Decimal):
+        text = f"{value:f}"
+        return text.rstrip("0").removesuffix(".") if "." in text else text
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return "null" if value is None else str(value)

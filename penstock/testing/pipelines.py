@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock import _failpoints
 from penstock._clock import SimulatedClock
+from penstock.conf.document import PipelineError
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.records.python_rows import TIME_HINT, Localize, in_utc, to_table
 from penstock.units import parse_duration_us
@@ -280,11 +281,16 @@ class PipelineTest(LocalTest):
 
     def _open(self) -> LocalGraph:
         from penstock.jobs.local.pipeline import Places, open_pipeline
+        from penstock.local_engine.checks import USE_SPARK
 
         places = Places(
             dict(self._inputs), self._open_results, str(self._directory / "checkpoint"), self.clock
         )
-        return open_pipeline(self._pipeline, self._document, places)
+        try:
+            return open_pipeline(self._pipeline, self._document, places)
+        except PipelineError as error:
+            hint = "a test runs on the local engine; test this pipeline on Spark"
+            raise PipelineError([one.replace(USE_SPARK, hint) for one in error.problems]) from None
 
 
 class _Results:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from json import JSONDecodeError
+from typing import Any
 
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
@@ -37,6 +40,8 @@ __all__ = ["BatchReader", "batch_of", "follow", "follow_graph"]
 _POLL_S = 0.25
 _MIN_OVERDUE_S = 1.0
 """Running batches are polled, so shorter limits are raised to this time."""
+_END: Any = object()
+"""Marks the end of a query's batches."""
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "duplicates", "dropped",
            "committed", "rejected", "waiting_keys")  # fmt: skip
 
@@ -116,98 +121,130 @@ def batch_of(progress: StreamingQueryProgress) -> Batch:
 
 
 def follow(
-    query: StreamingQuery | RunningGraph,
+    queries: Sequence[StreamingQuery] | RunningGraph,
     on_batch: Callable[[Batch], None],
     signals: StopSignals,
     *,
     drain: bool = True,
 ) -> Totals:
-    """Wait until a query or a graph ends, and report each of its batches.
+    """Wait until all queries, or a graph, have ended, and report each of their batches.
 
-    Call this function on the driver's main thread. After a signal, `follow` stops the query. It waits a few
-    seconds for the running batch to end, then cancels the batch. A restart from the checkpoint runs a
-    cancelled batch again.
+    Call this function on the driver's main thread. After a signal, `follow` stops the queries. It waits a few
+    seconds for the running batches to end, then cancels them. A restart from the checkpoint runs a cancelled
+    batch again. If a query fails, the others are stopped.
 
     Parameters
     ----------
-    query : pyspark.sql.streaming.StreamingQuery or RunningGraph
-        The query or graph.
+    queries : sequence of pyspark.sql.streaming.StreamingQuery, or RunningGraph
+        The queries, or the graph. Batches of all queries but the last have the query's name in `Batch.query`.
     on_batch : callable
-        Called with each batch, in order, at most a quarter of a second after the batch has ended.
+        Called with each batch, in the order of its query, soon after the batch has ended.
     signals : StopSignals
-        The signals that stop the query.
+        The signals that stop the queries.
     drain : bool
         Whether a query with the trigger ``availableNow`` continues until no key waits.
 
     Raises
     ------
     PenstockError
-        If the query failed.
+        If a query failed.
     """
-    if isinstance(query, RunningGraph):
-        return follow_graph(query, on_batch, signals)
+    if isinstance(queries, RunningGraph):
+        return follow_graph(queries, on_batch, signals)
     totals = Totals()
+    with ExitStack() as stack:
+        polls = {}
+        for number, query in enumerate(queries, 1):
+            name = "" if number == len(queries) else query.name or f"query {number}"
+            wait_s = _POLL_S / len(queries)
+            polls[name] = stack.enter_context(closing(_poll(query, signals, drain=drain, wait_s=wait_s)))
+        while polls:
+            if signals.received is not None and len(queries) > 1:
+                _stop_together(queries)
+            for name, batches in list(polls.items()):
+                batch = next(batches, _END)
+                if batch is _END:
+                    del polls[name]
+                elif batch is not None:
+                    batch = replace(batch, query=name)
+                    totals = totals.plus(batch)
+                    on_batch(batch)
+    return replace(totals, signal=signals.received)
+
+
+def _stop_together(queries: Sequence[StreamingQuery]) -> None:
+    """Stop several queries at the same time, because each may wait for its running batch."""
+    spark = SparkSession.active()
+    with ThreadPoolExecutor(len(queries)) as pool:
+        list(pool.map(lambda query: stop_between_batches(query, spark), queries))
+
+
+def _poll(
+    query: StreamingQuery, signals: StopSignals, *, drain: bool, wait_s: float
+) -> Generator[Batch | None, None, None]:
+    """Yield each batch of a query, and None after each wait; end when the query has ended.
+
+    An older Spark ends a query with the trigger ``availableNow`` after one micro-batch. While keys wait, such
+    a query is started again.
+    """
+    first, waits = True, False
     while True:
-        before = totals.batches
-        try:
-            totals, waits = _follow_run(query, on_batch, signals, totals, drain=drain)
-        except BaseException:
-            query.stop()
-            raise
+        ran = False
+        with closing(_poll_run(query, signals, first=first, drain=drain, wait_s=wait_s)) as batches:
+            for batch in batches:
+                if batch is not None:
+                    first, ran, waits = False, True, batch.waiting_keys > 0
+                yield batch
         wait_for_metrics([query])
-        # An older Spark ends a query with the trigger availableNow after one micro-batch.
-        if HAS_ADMISSION_CONTROL or not waits or signals.received is not None:
-            return replace(totals, signal=signals.received)
-        if totals.batches == before:
+        goes_on = waits and drain and was_available_now(query) and signals.received is None
+        if HAS_ADMISSION_CONTROL or not goes_on:
+            return
+        if not ran:
             raise InternalError(
                 "keys wait, and a start of the query ran no batch", query=query.name or query.id
             )
         again = start_again(query)
         if again is None:
-            return totals
+            return
         query = again
 
 
-def _follow_run(
-    query: StreamingQuery,
-    on_batch: Callable[[Batch], None],
-    signals: StopSignals,
-    totals: Totals,
-    *,
-    drain: bool,
-) -> tuple[Totals, bool]:
-    """Wait for one run of a query to end; return its totals, and whether keys wait for the next run."""
+def _poll_run(
+    query: StreamingQuery, signals: StopSignals, *, first: bool, drain: bool, wait_s: float
+) -> Generator[Batch | None, None, None]:
+    """Yield the batches of one run of a query; see `_poll`. `first`: whether no batch has run before."""
     spark = SparkSession.active()
     available_now = was_available_now(query)
     reader = BatchReader(query)
     ended = False
-    while True:
-        failure: StreamingQueryException | None = None
-        try:
-            # Spark accepts fractions of a second.
-            ended = bool(query.awaitTermination(_POLL_S))  # type: ignore[arg-type]
-        except StreamingQueryException as error:
-            failure = error
-        if signals.received is not None:
-            stop_between_batches(query, spark)
-        for batch in reader.new():
-            totals = totals.plus(batch)
-            on_batch(batch)
-            first, waits = totals.batches == 1, batch.waiting_keys > 0
-            last = is_last(new_input=batch.new_input, waits=waits, drain=drain, first=first)
-            if available_now and last and not ended:
-                # The next batch may have started; it ends before the query stops.
+    try:
+        while not ended:
+            failure: StreamingQueryException | None = None
+            try:
+                # Spark accepts fractions of a second.
+                ended = bool(query.awaitTermination(wait_s))  # type: ignore[arg-type]
+            except StreamingQueryException as error:
+                failure = error
+            if signals.received is not None:
                 stop_between_batches(query, spark)
                 ended = True
-        if failure is not None:
-            name = query.name or str(query.id)
-            raise failure_of(failure, "the query failed", query=name) from None
-        if ended or signals.received is not None:
-            query.stop()  # join its thread, which may still be cleaning up
             for batch in reader.new():
-                totals = totals.plus(batch)
-                on_batch(batch)
-            return totals, available_now and drain and totals.waiting_keys > 0
+                yield batch
+                last = is_last(
+                    new_input=batch.new_input, waits=batch.waiting_keys > 0, drain=drain, first=first
+                )
+                first = False
+                if available_now and last and not ended:
+                    # The next batch may have started; it ends before the query stops.
+                    stop_between_batches(query, spark)
+                    ended = True
+            if failure is not None:
+                name = query.name or str(query.id)
+                raise failure_of(failure, "the query failed", query=name) from None
+            yield None
+    finally:
+        query.stop()  # join its thread, which may still be cleaning up
+    yield from reader.new()
 
 
 def follow_graph(running: RunningGraph, on_batch: Callable[[Batch], None], signals: StopSignals) -> Totals:

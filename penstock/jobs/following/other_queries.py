@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -24,20 +24,20 @@ _LOST: Final = (Py4JError, PySparkException, ConnectionError)
 
 
 @contextmanager
-def report_failures(followed: StreamingQuery | RunningGraph) -> Iterator[None]:
+def report_failures(followed: Sequence[StreamingQuery] | RunningGraph) -> Iterator[None]:
     """Print a line for each query that runs at the start of the block, and fails during the block.
 
     Parameters
     ----------
-    followed : StreamingQuery or RunningGraph
-        The query or graph whose failures the caller reports.
+    followed : sequence of StreamingQuery, or RunningGraph
+        The queries or the graph whose failures the caller reports.
     """
     others: list[StreamingQuery] = []
     # Without Spark's driver, all queries have ended, and the caller reports why.
     with suppress(*_LOST):
         active = SparkSession.active().streams.active
         # A graph may start its next query at any moment, so its queries are listed last.
-        queries = followed.queries.values() if isinstance(followed, RunningGraph) else [followed]
+        queries = followed.queries.values() if isinstance(followed, RunningGraph) else followed
         own = {query.id for query in queries}
         others = [query for query in active if query.id not in own]
     at_end = threading.Event()

@@ -48,7 +48,7 @@ from penstock.jobs.pipelines.graph import (
 )
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.local_engine.builder import NodeRows, OpenInput
-from penstock.local_engine.checks import find_refusals
+from penstock.local_engine.checks import USE_SPARK, find_refusals
 from penstock.local_engine.file_formats import check_options
 from penstock.local_engine.inputs import Input
 from penstock.local_engine.outputs import (
@@ -144,10 +144,9 @@ def _binding(columns: Callable[[str, Source | TableSection], pa.Schema]) -> Bind
 
 def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterator[str]:
     """Yield the sections that the local engine does not support."""
-    hint = "use engine: spark"
 
     def problem(fact: str, *path: str | int) -> str:
-        return describe(document.place(path), path, fact, hint)
+        return describe(document.place(path), path, fact, USE_SPARK)
 
     for (path, source), name in zip(_sources(pipeline), _names(pipeline), strict=True):
         if name in places.inputs:

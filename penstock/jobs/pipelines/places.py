@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
+from penstock.checkpointing.spark_checkpoint import has_foreign_results
 from penstock.conf.cross_field_checks import side_streams
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
 from penstock.conf.file_options import csv_marks
@@ -65,32 +66,17 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
         wrong = wrong_with(Path(location), directory=directory)
         if wrong is not None:
             problems.append(describe(document.place(path), path, wrong))
-    if not problems and (location := _results_of_another_checkpoint(pipeline)) is not None:
+    sink, checkpoint = pipeline.sink, pipeline.query.checkpoint
+    output = sink.path if isinstance(sink, ParquetSink | SparkSink) else None
+    if not problems and output is not None and has_foreign_results(output, checkpoint):
         path = ("sink", "path")
         fact = (
-            f"{location} holds the results of another checkpoint, so the micro-batches of a new one would be "
+            f"{output} holds the results of another checkpoint, so the micro-batches of a new one would be "
             "taken for repetitions and lost; restore the checkpoint, or set another path"
         )
         problems.append(describe(document.place(path), path, fact))
     if problems:
         raise PipelineError(problems)
-
-
-def _results_of_another_checkpoint(pipeline: Pipeline) -> str | None:
-    """Return the file sink's directory if its log has micro-batches but the checkpoint has none; else None.
-
-    Spark's file sink skips each micro-batch whose number is in the sink's log, even if the log belongs to a
-    different checkpoint.
-    """
-    sink, checkpoint = pipeline.sink, pipeline.query.checkpoint
-    if not isinstance(sink, ParquetSink | SparkSink) or sink.path is None or "://" in sink.path:
-        return None
-    if not any(Path(sink.path, "_spark_metadata").glob("[0-9]*")):
-        return None
-    if checkpoint is not None and "://" in checkpoint:
-        return None
-    plans = () if checkpoint is None else (f"{one}offsets/[0-9]*" for one in ("", "queries/*/"))
-    return None if any(any(Path(str(checkpoint)).glob(plan)) for plan in plans) else sink.path
 
 
 def check_upsert(pipeline: Pipeline, document: Document) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -69,40 +69,42 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
 
 @check_keywords
 def run(
-    query: StreamingQuery | RunningGraph | DataStreamWriter | Pipeline,
-    *,
+    *queries: StreamingQuery | RunningGraph | DataStreamWriter | Pipeline,
     drain: bool = True,
     on_batch: Callable[[Batch], None] | None = None,
 ) -> Totals:
-    """Follow a query, a graph or a pipeline until it ends; print a line for each batch.
+    """Follow queries, or a graph or a pipeline, until they end; print a line for each batch.
 
     Call this function on the driver's main thread. It returns when
 
-    - the query ends: a query with the trigger ``availableNow`` ends when all its input is read and, with
-      `drain`, no key waits (Spark's own ``awaitTermination`` does not notice this end);
-    - Ctrl-C or SIGTERM stops it. The running batch has ten seconds to end. Otherwise it is cancelled, and the
-      next start with the same checkpoint runs it again. A second signal ends the process at once, with exit
-      code 130 or 143.
+    - all queries have ended: a query with the trigger ``availableNow`` ends when all its input is read and,
+      with `drain`, no key waits (Spark's own ``awaitTermination`` does not notice this end);
+    - Ctrl-C or SIGTERM stops them. The running batches have ten seconds to end. Otherwise they are cancelled,
+      and the next start with the same checkpoint runs them again. A second signal ends the process at once,
+      with exit code 130 or 143.
 
     After a signal, `run` returns normally. The program chooses its own exit code, such as ``sys.exit(128 +
-    totals.signal)``; by default it is 0. If another query of the session fails, `run` says so and goes on.
+    totals.signal)``; by default it is 0. If one of several queries fails, `run` stops the others. If a query
+    that was not passed fails, `run` says so and goes on.
 
     Parameters
     ----------
-    query : StreamingQuery, RunningGraph, DataStreamWriter or Pipeline
-        A query or graph that was started, by ``start()`` or `penstock.start`; or a writer or a pipeline,
-        which `run` starts. A pipeline runs in the active session, or in a new session.
+    *queries : StreamingQuery, RunningGraph, DataStreamWriter or Pipeline
+        One or more queries that were started by ``start()``, or their writers, which `run` starts; or one
+        graph that `penstock.start` started; or one pipeline, which `run` starts in the active session, or in
+        a new session.
     drain : bool
         Whether a query with the trigger ``availableNow`` continues until no key waits. If false, the next
         start serves the waiting keys. A pipeline uses its setting ``query.drain`` instead.
     on_batch : callable, optional
-        Called with each `Batch`; by default a line is printed on standard error. Batches of the earlier
-        queries of a graph have the query's name in `Batch.query`.
+        Called with each `Batch`; by default a line is printed on standard error. Batches of all queries but
+        the last have the query's name in `Batch.query`. The last query of a graph makes the results.
 
     Returns
     -------
     Totals
-        Sums over the batches, the number of keys that still wait, and the signal that stopped the pipeline.
+        Sums over the batches of the last query, the number of its keys that still wait, and the signal that
+        stopped the queries. `Totals.earlier` has the totals of the other queries, by name.
 
     Raises
     ------
@@ -115,30 +117,48 @@ def run(
     Examples
     --------
     >>> totals = penstock.run(query)  # doctest: +SKIP
+    >>> totals = penstock.run(prices, volumes)  # two queries # doctest: +SKIP
     """
-    if isinstance(query, Pipeline):
-        return run_to_end(query, on_batch)
-    with StopSignals() as signals:
-        if is_writer(query):
-            query = start(cast("DataStreamWriter", query))
-        if not isinstance(query, RunningGraph) and not hasattr(query, "awaitTermination"):
+    if len(queries) == 1 and isinstance(queries[0], Pipeline):
+        return run_to_end(queries[0], on_batch)
+    for query in queries or (None,):
+        if len(queries) > 1 and isinstance(query, RunningGraph | Pipeline):
+            raise InvalidUsageError(
+                "a graph or a pipeline runs alone", got=type(query).__name__, hint="pass only this one"
+            )
+        if not (isinstance(query, RunningGraph) or is_writer(query) or hasattr(query, "awaitTermination")):
             raise InvalidUsageError(
                 "this is no query",
                 got=type(query).__name__,
                 hint="pass a writer, such as df.writeStream.format('console'), or what its start() returns",
             )
-        return _run(cast("StreamingQuery | RunningGraph", query), on_batch, signals, drain=drain)
+    with StopSignals() as signals:
+        if isinstance(queries[0], RunningGraph):
+            return _run(queries[0], on_batch, signals, drain=drain)
+        return _run(_start_all(queries), on_batch, signals, drain=drain)
+
+
+def _start_all(queries: Iterable[Any]) -> list[StreamingQuery]:
+    """Start the writers among queries. If Spark refuses one, stop the queries that this call started."""
+    with ExitStack() as started:
+        running = []
+        for query in queries:
+            running.append(start(query) if is_writer(query) else query)
+            if running[-1] is not query:
+                started.callback(running[-1].stop)
+        started.pop_all()
+    return running
 
 
 def _run(
-    running: StreamingQuery | RunningGraph,
+    running: Sequence[StreamingQuery] | RunningGraph,
     on_batch: Callable[[Batch], None] | None,
     signals: StopSignals,
     *,
     drain: bool,
     later_steps: Sequence[str] = (),
 ) -> Totals:
-    """Follow a query or a graph until it ends or a signal stops it; a signal before the call counts, too."""
+    """Follow queries or a graph until they end or a signal stops them; an earlier signal counts, too."""
     with ExitStack() as printer:
         show = on_batch
         if show is None:
@@ -147,7 +167,8 @@ def _run(
         try:
             totals = follow(running, show, signals, drain=drain)
         except BaseException as error:
-            running.stop()
+            for one in [running] if isinstance(running, RunningGraph) else running:
+                one.stop()
             if isinstance(error, PenstockError):
                 error.while_running = True
             raise

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from penstock.dataflow.nodes import Aggregate, Assemble, Select, Where
 from penstock.errors import InvalidUsageError
 from penstock.local_engine.builder.stateless import NodeRows
+from penstock.local_engine.checks import USE_SPARK
 from penstock.local_engine.operators import LocalOperator, MicroBatch, Rows
 from penstock.operators.scan.spec import PANE
 from penstock.operators.scheduling.serve import Budget
@@ -39,8 +40,6 @@ __all__ = [
     "run_windows",
     "window_column",
 ]
-
-_HINT = "use engine: spark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ def output_schema(finish: Finish) -> pa.Schema:
     """
     schemas = finish.schemas()
     if schemas is None:
-        raise InvalidUsageError("the local engine cannot compute these aggregates of windows", hint=_HINT)
+        raise InvalidUsageError("the local engine cannot compute these aggregates of windows", hint=USE_SPARK)
     return schemas[-1]
 
 
@@ -156,7 +155,7 @@ def aggregate_by_window(node: Aggregate, node_rows: NodeRows) -> NodeRows:
         or made is None
         or any(type_of(expression, made) != wanted.field(name).type for name, expression in results.items())
     ):
-        raise InvalidUsageError("the local engine cannot compute these aggregates of windows", hint=_HINT)
+        raise InvalidUsageError("the local engine cannot compute these aggregates of windows", hint=USE_SPARK)
     accumulate = PartitionAccumulator(values, by_window, made)
 
     def rows(batch: MicroBatch) -> Iterator[pa.RecordBatch]:

@@ -114,6 +114,6 @@ def check_delete_results(results: pa.Schema, unknown: pa.DataType | None = None)
 
 def adds_deletes(was: object, now: object) -> bool:
     """Return whether lists of columns, each as its name and type, differ only by `DELETED_COLUMN`."""
-    return (
-        isinstance(was, list) and isinstance(now, list) and {*was} ^ {*now} == {f"{DELETED_COLUMN} boolean"}
-    )
+    if not isinstance(was, list) or not isinstance(now, list):
+        return False
+    return [one for one in (*was, *now) if (one in was) != (one in now)] == [f"{DELETED_COLUMN} boolean"]

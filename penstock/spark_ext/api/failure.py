@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable
+from itertools import dropwhile, takewhile
 from json import JSONDecodeError
 from traceback import walk_tb
 from typing import Any
@@ -30,7 +32,9 @@ _PENSTOCK = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last):\n"
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
-_PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
+_PYTHON = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?$")
+_MAX_CHARACTERS = 400
+"""The length to which the text of a user's error is shortened."""
 _NO_SOURCE = re.compile(
     r"\[DATA_SOURCE_NOT_FOUND\] Failed to find the data source: (.+?)\.(?: Make sure|$)", re.MULTILINE
 )
@@ -77,16 +81,20 @@ def spark_message(error: BaseException) -> str:
 
 
 def _python_error(text: str) -> str | None:
-    """Return the last line of the last Python traceback in a text, such as ``ValueError: no``."""
+    """Return the error that ends the last Python traceback in a text, such as ``ValueError: no``."""
     _, separator, rest = text.rpartition(_TRACEBACK)
     if not separator:
         return None
-    for line in rest.splitlines():
-        if line.startswith((" ", "\t")):
-            continue
-        match = _PYTHON.match(line)
-        return match["error"] if match else None
-    return None
+    # The lines of code are indented, and so is what Spark writes after the error.
+    lines = dropwhile(_is_indented, rest.splitlines())
+    said = list(takewhile(lambda line: line and not _is_indented(line), lines))
+    if not said or not _PYTHON.match(said[0]):
+        return None
+    return textwrap.shorten(" ".join(said), _MAX_CHARACTERS, placeholder=" ...")
+
+
+def _is_indented(line: str) -> bool:
+    return line.startswith((" ", "\t"))
 
 
 def is_without_answer(error: BaseException) -> bool:

@@ -25,7 +25,12 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock._durable import make_directory
 from penstock.checkpointing.files import LocalFiles, open_files
-from penstock.checkpointing.spark_checkpoint import list_numbers, local_path, repair_checkpoint
+from penstock.checkpointing.spark_checkpoint import (
+    has_foreign_results,
+    list_numbers,
+    local_path,
+    repair_checkpoint,
+)
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.spark_ext.api.failure import failure_of, spark_message
 from penstock.spark_ext.api.metrics import process_all_available
@@ -59,7 +64,7 @@ __all__ = [
 _LOGGER = logging.getLogger(__name__)
 
 _APPEND = "append"
-_OUTPUT_MODE, _QUERY_NAME, _CHECKPOINT = "outputmode", "queryname", "checkpointlocation"
+_OUTPUT_MODE, _QUERY_NAME, _CHECKPOINT, _PATH = "outputmode", "queryname", "checkpointlocation", "path"
 _TRIGGERS = {"processingtime", "once", "continuous", "availablenow", "realtime"}
 _SETTINGS = "_penstock_settings"
 """The attribute of a writer that holds its settings, which Spark does not expose, by names in lower case."""
@@ -252,6 +257,13 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         tasks = [one.task for one in operators.values()]
         if not tasks:
             return note_and_start(writer, arguments, options)
+        if _PATH in settings and has_foreign_results(settings[_PATH], checkpoint):
+            raise InvalidUsageError(
+                "the sink's directory has results of another checkpoint: Spark would take micro-batches "
+                "for repetitions, and skip them",
+                path=settings[_PATH],
+                hint="restore the checkpoint, or write to a new directory",
+            )
         if settings.get(_OUTPUT_MODE, _APPEND).lower() != _APPEND:
             raise InvalidUsageError(
                 "Penstock's operators support only the output mode append",

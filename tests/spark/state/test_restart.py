@@ -251,6 +251,22 @@ def _written(path: Path) -> Path:
     return path
 
 
+def test_a_new_checkpoint_does_not_write_where_another_has_results(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place = Place(tmp_path)
+    place.input.add(quotes([("a", 1, 1.0)]))
+    place.run_until_drained(place.queue(spark))
+    shutil.move(place.checkpoint, tmp_path / "other")
+    with pytest.raises(InvalidUsageError, match="the sink's directory has results of another checkpoint"):
+        place.start(place.queue(spark))
+    shutil.rmtree(place.checkpoint, ignore_errors=True)
+    shutil.move(tmp_path / "other", place.checkpoint)
+    place.input.add(quotes([("b", 2, 2.0)]))
+    place.run_until_drained(place.queue(spark))
+    assert sorted(row for rows in place.rows("k").values() for row in rows) == [("a",), ("b",)]
+
+
 @pytest.mark.parametrize(
     ("damage", "text"),
     long_but([d[1:] for d in DAMAGES], *(d[1:] for d in DAMAGES if d[0].endswith(("gone", "torn")))),

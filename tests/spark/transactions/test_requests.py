@@ -287,7 +287,7 @@ def test_requests_are_fixed_for_the_life_of_a_checkpoint(spark: SparkSession, tm
     events = spark.readStream.format("pstream").load(str(place.directory / "events"))
     given: dict[str, Any] = {"state_location": place.state}
     place.run(penstock.transactions(events, bank.procedures["charge"], **given))
-    with pytest.raises(InvalidUsageError, match="the checkpoint was made with another requests"):
+    with pytest.raises(InvalidUsageError, match="the checkpoint was made with other requests"):
         place.start(
             penstock.transactions(events, bank.procedures["charge"], requests=tmp_path / "r", **given)
         )

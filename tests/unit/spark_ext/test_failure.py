@@ -182,3 +182,14 @@ def test_an_error_of_a_users_function_names_its_line() -> None:
     )
     failure = failure_of(Exception(text), "the query failed")
     assert failure.context == {"cause": "KeyError: 'kwh'", "at": "meters.py:6"}
+
+
+def test_a_python_error_of_several_lines_is_told_in_one() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/jobs/meters.py", line 6, in keep\n    write(rows)\n'
+        "pyarrow.lib.ArrowInvalid: Schema at index 1 was different: \nkwh: double\nvs\nkwh: int64\n"
+        " SQLSTATE: 39000\n=== Streaming Query ===\n"
+    )
+    says = "pyarrow.lib.ArrowInvalid: Schema at index 1 was different: kwh: double vs kwh: int64"
+    assert root_cause(Exception(text)) == says
+    assert len(root_cause(Exception(text.replace("vs", "vs " * 500)))) <= 400

@@ -183,7 +183,7 @@ def test_a_function_that_makes_other_rows_at_a_second_run_is_found(
 def test_what_the_local_engine_cannot_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text(WINDOWS)
     with (
-        pytest.raises(PipelineError, match="engine: spark"),
+        pytest.raises(PipelineError, match=r"a test runs on the local engine; test this .* on Spark\.$"),
         penstock.testing.pipeline(tmp_path / "w.yaml", ["filter=upper(reverse(k)) = 'A'"]),
     ):
         pass
@@ -446,3 +446,19 @@ cases:
     ran = CliRunner().invoke(app, ["test", quotes, "--set", zone])
     assert ran.exit_code == 0, ran.output
     assert CliRunner().invoke(app, ["test", quotes]).exit_code == 1
+
+
+def test_decimals_are_numbers_or_texts(quotes: str) -> None:
+    Path(quotes).write_text(QUOTES.replace("v DOUBLE", "v DECIMAL(30, 2)"))
+    cases = """
+cases:
+  - name: decimals
+    steps:
+      - given: [{k: a, ts: 2026-01-01T00:00:01Z, v: 12.5}, {k: b, ts: 2026-01-01T00:00:01Z, v: "100.00"}]
+      - expect: [{k: a, v: 12.5}, {k: b, v: 100}]
+"""
+    assert run_cases(quotes, cases)[0] == 0
+    code, text = run_cases(quotes, cases.replace("v: 12.5}, ", "v: 12.555}, "))
+    assert code == 1
+    assert "a value does not fit its column: column=v" in text
+    assert "a value does not fit its column: column=v" in run_cases(quotes, cases.replace("100.00", "x"))[1]

@@ -138,3 +138,12 @@ def test_a_checkpoint_from_before_windows_had_weights_goes_on_without(tmp_path: 
     with pytest.raises(InvalidUsageError, match="made with another weight"):
         _restarted(older, task_of(weighted, tmp_path), plain)
     assert _restarted(older, task, plain) is not None
+
+
+def test_other_aggregates_than_in_the_checkpoint_are_shown_as_sql(tmp_path: Any) -> None:
+    task = task_of(of_update_window(None), tmp_path)
+    stored = {**task.specification(), "aggregates": [["sum", "x", "sum_x"], ["count", "*", "n"]]}
+    with pytest.raises(
+        InvalidUsageError, match=r"made with other aggregates: .*was=.sum\(x\) AS sum_x, count"
+    ):
+        task.check_same(stored, "file")
