@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any, Final
 
 from penstock.checkpointing.graph.directory import GraphDirectory
@@ -150,7 +150,8 @@ def _description(operator: str, written: Mapping[str, str]) -> str:
         real = _DESTINATION.sub("", written.get(line["name"], line["does"]))
         reader = ", read by Penstock" if "(parquet," in line["does"] else ""
         return f"{'' if line['name'] == Source.label else 'source '}{real}{reader}"
-    return ", ".join(str(line[part]) for part in ("kind", "name", "does") if part in line)
+    # An operator without a name of its own is called like its kind.
+    return ", ".join(dict.fromkeys(str(line[part]) for part in ("kind", "name", "does") if part in line))
 
 
 def _columns_error(was: str, now: str) -> InvalidUsageError | None:
@@ -176,14 +177,15 @@ def _columns_error(was: str, now: str) -> InvalidUsageError | None:
     )
 
 
-def check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
+def check_readers_are_free(readings: Iterable[Reading], writers: Mapping[str, str]) -> None:
     """Refuse a reader's name that another checkpoint may use: both graphs would release the same rows."""
-    for reading in chain.from_iterable(readings.values()):
+    for reading in readings:
         if reading.location not in writers and reading.reader in PStream(reading.location).log.readers:
             raise InvalidUsageError(
                 "another reader with the graph's name is already subscribed to the p-stream",
                 hint="give the graph another name (in a pipeline, query.name). If that reader is gone for "
-                f"good, run penstock gc {reading.location} --drop-reader {reading.reader}",
+                f"good, run penstock gc {reading.location} --drop-reader {reading.reader}, which also "
+                "deletes the rows that only this reader has kept",
                 p_stream=reading.location,
                 reader=reading.reader,
             )

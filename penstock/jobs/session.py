@@ -377,9 +377,9 @@ def session(
 
     Call this function on the driver. If there is no active session, and neither ``spark-submit`` nor a Spark
     installation configures the run, Spark runs on this machine: with all its cores and warm Python workers,
-    without Spark's web interface, and it logs only fatal errors. In local mode, a new session has eight
-    shuffle partitions by default. An active session is used unchanged and is not stopped. The formats
-    ``market`` and ``pstream`` are registered.
+    without Spark's web interface, with the time zone UTC, and it logs only fatal errors. In local mode, a new
+    session has eight shuffle partitions by default. An active session is used unchanged and is not stopped.
+    The formats ``market`` and ``pstream`` are registered.
 
     Inside `penstock.run`, Ctrl-C or SIGTERM ends the query between two batches. Elsewhere in the block, the
     signal ends the program without a traceback, after the ``finally`` blocks. The exit code after SIGTERM is

@@ -183,15 +183,13 @@ def start_local(
         parallel,
         max_rows,
     )
-    started = _Queries(builder, directory, clock)
+    started = _Queries(builder, directory, clock, is_new=old is None)
     for node in topological(plan.root):
         if isinstance(node, Materialize):
             location = directory.place("p-streams", names[node.name])
             title = f"{graph.name}.{node.name}"
             started.add(_INGEST + names[node.name], title, node.inputs[0], _into(location), location)
     schema = started.add(RESULTS, graph.name, plan.root, sink, finish=finish)
-    if old is None:
-        check_readers_are_free(started.readings, started.writers)
     shown_plan = None if shown is None else shown.plan(statistics, persist)
     directory.put("graph", graph_document(plan, started.readings, started.writers, shown_plan))
     for some in started.readings.values():
@@ -207,6 +205,7 @@ class _Queries:
     builder: Builder
     directory: GraphDirectory
     clock: Clock
+    is_new: bool
     queries: list[LocalQuery] = field(default_factory=list)
     readings: dict[str, tuple[Reading, ...]] = field(default_factory=dict)
     writers: dict[str, str] = field(default_factory=dict)
@@ -225,6 +224,8 @@ class _Queries:
         before = len(self.builder.readings)
         node_rows = finish(self.builder.build(end, Path(checkpoint) / "sources"))
         self.readings[name] = tuple(self.builder.readings[before:])
+        if self.is_new:
+            check_readers_are_free(self.readings[name], self.writers)
         log = QueryLog(checkpoint, self.builder.parallel)
         if location is not None:
             PStream(location, stored_schema(node_rows.schema))

@@ -68,6 +68,8 @@ _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILIN
 _COPY_HINT = (
     "a file sink of Spark cannot write the results of a copied query to a new directory; use foreachBatch"
 )
+_NO_STRUCT = "doesn't support the column `window` of the type"
+_WINDOW_HINT = "select its parts: df.selectExpr('window.start', 'window.end', ...)"
 _CALLED = re.compile(r"An error occurred while calling \S+\n: (?:[\w$]+\.)*([\w$]+(?:: .*)?)")
 _PLAN = re.compile(r";\n.*", re.DOTALL)
 _STACK = re.compile(r"\n\s*at .*|\n=== .*|\nDriver stacktrace:.*", re.DOTALL)
@@ -229,6 +231,8 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
         hint = _LATE_WORKER_HINT
     if hint is None and "[BATCH_METADATA_NOT_FOUND]" in text:
         hint = _COPY_HINT
+    if hint is None and _NO_STRUCT in text:
+        hint = _WINDOW_HINT
     cause = root_cause(error).removesuffix(".").removeprefix(_RAISED).lstrip()
     # The line of a user's function, such as that of foreachBatch; errors of Penstock have it already.
     frames = [] if is_ours(error) else _FRAME.findall(text.rpartition(_TRACEBACK)[2])

@@ -168,23 +168,24 @@ def start(
             after = _find_predecessors(written.readings, writers)
             stages.append(Stage(query, writer, after, written.direct, holds_back(node.inputs[0])))
             writers[location] = query
+    options: Mapping[str, str] | None = None
     if sink is None and isinstance(results, Sink) and _format(results) == "pstream":
         options = _options(results)
         written = frames.build_sink_input(results, options)
-        writer = _set_options(written, options)
     else:
         rows, read = frames.build(results)
         written = SinkInput(rows, rows.schema, read, direct=False)
-        writer = _sink(written.rows, results, sink)
     readings[RESULTS], states[RESULTS] = written.readings, frames.state_of(results)
+    if old is None:
+        check_readers_are_free(chain.from_iterable(readings.values()), writers)
+    # A sink may create a table.
+    writer = _sink(written.rows, results, sink) if options is None else _set_options(written, options)
     writer = _name_writer(writer, graph.name, directory.query(RESULTS), commit)
     after = _find_predecessors(written.readings, writers)
     stages.append(Stage(RESULTS, writer, after, written.direct, holds_back(results)))
     _trace(graph.name, readings, writers, states)
     recovery = None
-    if old is None:
-        check_readers_are_free(readings, writers)
-    else:
+    if old is not None:
         queries = [
             QueryStreams(query, tuple(reading.location for reading in subscriptions), states[query])
             for query, subscriptions in readings.items()

@@ -117,8 +117,8 @@ class TaskRows:
             p_stream=self.location,
             batch=batch,
             newest_batch=newest,
-            hint="start the query as it was, on the same engine, until one more micro-batch has run; or "
-            "start with a new checkpoint and a new p-stream",
+            hint="if another process runs with this checkpoint, stop it. Start the query as it was, on the "
+            "same engine, until one more micro-batch has run; or start with a new checkpoint and p-stream",
         )
 
 

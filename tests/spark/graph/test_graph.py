@@ -155,7 +155,13 @@ def test_a_p_stream_that_is_a_source_is_read_as_it_is(spark: SparkSession, tmp_p
     assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
     assert list(PStream(tmp_path / "in").readers()) == ["twice"]
     with pytest.raises(InvalidUsageError, match="already subscribed to the p-stream"):
-        run(graph, spark, tmp_path / "other", sources={"quotes": tmp_path / "in"})
+        penstock.start(
+            graph,
+            spark,
+            tmp_path / "other",
+            sources={"quotes": tmp_path / "in"},
+            sink=lambda rows: pytest.fail("the sink was opened, and may have created a table"),
+        )
 
 
 def test_what_is_durable_when_a_graph_stops_comes_out_after_its_restart(

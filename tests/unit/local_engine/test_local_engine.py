@@ -478,6 +478,19 @@ def test_a_new_checkpoint_is_refused_before_a_sink_with_results_of_another(tmp_p
     check_places(queue, document)
 
 
+def test_a_start_with_the_name_of_another_reader_creates_no_table(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(30))
+    run_to_end(pipeline(tmp_path, queue=QUEUE))
+    sink = {"type": "upsert", "to": f"sqlite:///{tmp_path}/t.db", "table": "t", "create": True}
+    query = {"trigger": "available_now", "checkpoint": str(tmp_path / "other")}
+    with pytest.raises(
+        InvalidUsageError, match=r"already subscribed .* deletes the rows that only this reader"
+    ):
+        run_to_end(pipeline(tmp_path, queue=QUEUE, sink=sink, query=query))
+    assert not (tmp_path / "t.db").exists()
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_parquet_sink_skips_a_micro_batch_that_another_engine_wrote(tmp_path: Path) -> None:
     EntryLog(tmp_path / "_spark_metadata").add(0, [{"path": "file:///part", "action": "add"}])
     rows = updates(3)
