@@ -81,7 +81,9 @@ def test_a_worker_killed_at_a_fail_point_loses_and_repeats_nothing(
     spark: SparkSession, tmp_path: Path, point: str
 ) -> None:
     place = Place(tmp_path)
-    batches = steps(seed=11, count=8 if point == _IN_BACKGROUND else 3)
+    # The first run ends after one or more micro-batches. Enough versions are left for the second run to
+    # replace a snapshot.
+    batches = steps(seed=11, count=16 if point == _IN_BACKGROUND else 3)
     error = interrupt(spark, place, point, batches)
     assert "Python worker exited unexpectedly (crashed)" in error or (point == _IN_BACKGROUND and not error)
     verify(place, batches, drained=True)

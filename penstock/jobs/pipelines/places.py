@@ -9,7 +9,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from penstock.checkpointing.spark_checkpoint import has_foreign_results
 from penstock.conf.cross_field_checks import side_streams
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
 from penstock.conf.file_options import csv_marks
@@ -66,9 +65,8 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
         wrong = wrong_with(Path(location), directory=directory)
         if wrong is not None:
             problems.append(describe(document.place(path), path, wrong))
-    sink, checkpoint = pipeline.sink, pipeline.query.checkpoint
-    output = sink.path if isinstance(sink, ParquetSink | SparkSink) else None
-    if not problems and output is not None and has_foreign_results(output, checkpoint):
+    output = pipeline.sink.path if isinstance(pipeline.sink, ParquetSink | SparkSink) else None
+    if not problems and output is not None and _has_foreign_results(output, pipeline.query.checkpoint):
         path = ("sink", "path")
         fact = (
             f"{output} holds the results of another checkpoint, so the micro-batches of a new one would be "
@@ -77,6 +75,12 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
         problems.append(describe(document.place(path), path, fact))
     if problems:
         raise PipelineError(problems)
+
+
+def _has_foreign_results(output: str, checkpoint: str | None) -> bool:
+    from penstock.checkpointing.spark_checkpoint import has_foreign_results  # imports pyarrow
+
+    return has_foreign_results(output, checkpoint)
 
 
 def check_upsert(pipeline: Pipeline, document: Document) -> None:

@@ -116,8 +116,7 @@ def run(
 
     Examples
     --------
-    >>> totals = penstock.run(query)  # doctest: +SKIP
-    >>> totals = penstock.run(prices, volumes)  # two queries # doctest: +SKIP
+    >>> totals = penstock.run(prices, volumes)  # one query or several  # doctest: +SKIP
     """
     if len(queries) == 1 and isinstance(queries[0], Pipeline):
         return run_to_end(queries[0], on_batch)
