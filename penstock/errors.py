@@ -7,6 +7,7 @@ Python workers to the driver. The text never holds a user's data.
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +24,8 @@ __all__ = [
     "UnavailableError",
 ]
 
+_LIBRARY: Final = re.compile(r"(site|dist)-packages|python3(\.\d+)?|pyspark\.zip|py4j-.*\.zip")
+"""Matches directories and archives of Python and its packages."""
 _MIN_SECRET_CHARACTERS: Final = 4
 _hidden: dict[str, str] = {}
 """The secrets of this process, each with the text that messages show in its place."""
@@ -176,12 +179,14 @@ def users_line(frames: Iterable[tuple[str, int]]) -> dict[str, str]:
     dict of str to str
         The line as ``at``, such as ``job.py:12``; empty if there is none.
     """
-    installed = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    libraries = [Path(__file__).parent, *map(Path, installed)]
-    lines = [
-        f"{file.name}:{line}"
-        for file, line in ((Path(name), line) for name, line in frames)
-        # Compiled extensions have frames with relative files.
-        if file.is_absolute() and not any(map(file.is_relative_to, libraries))
-    ]
+    lines = [f"{Path(name).name}:{line}" for name, line in frames if not _is_library(Path(name))]
     return {"at": lines[-1]} if lines else {}
+
+
+def _is_library(file: Path) -> bool:
+    """Return whether a file belongs to Penstock, Python or a package, perhaps on another machine."""
+    installed = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    if any(map(file.is_relative_to, [Path(__file__).parent, *map(Path, installed)])):
+        return True
+    # Compiled extensions have frames with relative files.
+    return not file.is_absolute() or any(map(_LIBRARY.fullmatch, file.parts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -75,7 +75,7 @@ def _cast(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray
 def _array(values: list[Any], field: pa.Field[Any], localize: Localize) -> pa.Array[Any]:
     try:
         return pa.array([_as_type(value, field.type, localize) for value in values], field.type)
-    except (ValueError, ArithmeticError, pa.ArrowTypeError) as error:
+    except (ValueError, pa.ArrowTypeError) as error:
         raise _misfit(field, error) from None
 
 
@@ -94,7 +94,7 @@ def _as_type(value: Any, kind: pa.DataType, localize: Localize) -> Any:
     if pa.types.is_list(kind) and isinstance(value, list):
         return [_as_type(one, kind.value_type, localize) for one in value]
     if pa.types.is_decimal(kind) and isinstance(value, float | str):
-        return Decimal(str(value))  # the digits that the user wrote
+        return _number(str(value))  # the digits that the user wrote
     return value
 
 
@@ -112,6 +112,13 @@ def _moment(value: Any, localize: Localize | None) -> Any:
     if localize is not None and isinstance(moment, datetime) and moment.tzinfo is None:
         return localize(moment)
     return moment
+
+
+def _number(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not a number") from None
 
 
 def _misfit(field: pa.Field[Any], error: Exception) -> InvalidUsageError:

@@ -115,11 +115,8 @@ def _names() -> Iterator[str]:
 
 _COPIED_BY = {"buckets": "rescale", "schema": "migrate", "left": "migrate", "right": "migrate"}
 """Maps a setting to the command that copies a query with a new value of this setting."""
-_OTHER = {
-    "buckets": "another number of buckets",
-    "aggregates": "other aggregates",
-    "requests": "other requests",
-}
+_PLURALS = ("aggregates", "classes", "requests", "semantics", "tables")
+_OTHER = {"buckets": "another number of buckets", **{name: f"other {name}" for name in _PLURALS}}
 """Maps a setting whose name is a plural to the words for a different value."""
 
 
@@ -144,8 +141,8 @@ def changed_setting_error(
     added = [] if may_add is None else find_added(was or (), now, now) or []
     if refused := [column for column in added if column not in (may_add or ())]:
         hint += (
-            "; an added column must allow nulls, which literals and coalesce with a literal do not, and no "
-            f"option may name it; compute other columns from the operator's output: {', '.join(refused)}"
+            f"; the added column {', '.join(refused)} must allow nulls (literals and coalesce with a literal "
+            "do not), and no option may name it; or compute it from the operator's output"
         )
     elif name == "program":
         hint += f', or continue over its tables with compatible_with="{was}"'
@@ -178,8 +175,11 @@ def _window_text(window: Any) -> Any:
 
 
 def _aggregates_text(aggregates: Any) -> Any:
-    """Return stored aggregates as SQL; each is stored as its function, its expression and its column."""
+    """Return a text for stored partial aggregates: function, arguments, and column."""
     match aggregates:
         case [*parts] if all(isinstance(part, list) and len(part) > 2 for part in parts):
-            return ", ".join(f"{function}({text}) AS {column}" for function, text, column, *_ in parts)
+            return ", ".join(
+                f"{function}({', '.join(map(str, [text, *more]))}) AS {column}"
+                for function, text, column, *more in parts
+            )
     return aggregates

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Final
 
@@ -228,10 +228,23 @@ def _differ(
     if missing := [name for name in names if got and name not in got[0]]:
         yield f"the results have no column {', '.join(missing)}: they have {', '.join(got[0])}"
         return
-    wanted, found = ([_line(row, names or list(row), localize) for row in rows] for rows in (expected, got))
+    decimals = {name for row in got for name, value in row.items() if isinstance(value, Decimal)}
+    exact = [
+        {name: _as_decimal(value) if name in decimals else value for name, value in row.items()}
+        for row in expected
+    ]
+    wanted, found = ([_line(row, names or list(row), localize) for row in rows] for rows in (exact, got))
     if sorted(wanted) != sorted(found):
         lines = difflib.unified_diff(sorted(wanted), sorted(found), "expected", "got", lineterm="", n=1)
         yield from list(lines)
+
+
+def _as_decimal(value: Any) -> Any:
+    """Return the decimal that a number or a text in YAML means; other values unchanged."""
+    try:
+        return Decimal(str(value)) if isinstance(value, int | float | str) else value
+    except InvalidOperation:
+        return value
 
 
 def _line(row: Mapping[str, Any], names: Sequence[str], localize: Localize) -> str:
@@ -255,7 +268,7 @@ def _text(value: Any, localize: Localize) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_text(one, localize) for one in value) + "]"
     if isinstance(value, Decimal):
-        text = f"{value:f}"
+        text = f"{value:f}" if value else "0"
         return text.rstrip("0").removesuffix(".") if "." in text else text
     if isinstance(value, float) and value.is_integer():
         return str(int(value))

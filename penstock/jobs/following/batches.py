@@ -54,7 +54,8 @@ class Batch:
     has_operator : bool
         Whether the query has a Penstock operator. Without one, no emitted rows are counted or shown.
     query : str
-        The query of a graph that made the batch; empty for the query that makes the results.
+        The query that made the batch; empty for the last of several queries, and for the query that makes a
+        graph's results.
     """
 
     number: int
@@ -83,7 +84,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals of a run, from its start to its end. In a graph, they are those of the results' query.
+    """The totals of a run, from its start to its end: of its last query, which makes the results of a graph.
 
     Attributes
     ----------
@@ -100,7 +101,7 @@ class Totals:
     signal : int or None
         The signal that stopped the run.
     earlier : mapping of str to Totals
-        The totals of the other queries of a graph, by name.
+        The totals of the other queries of the run, by name.
     """
 
     batches: int = 0

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from json import JSONDecodeError
-from typing import Any
 
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
@@ -40,8 +39,6 @@ __all__ = ["BatchReader", "batch_of", "follow", "follow_graph"]
 _POLL_S = 0.25
 _MIN_OVERDUE_S = 1.0
 """Running batches are polled, so shorter limits are raised to this time."""
-_END: Any = object()
-"""Marks the end of a query's batches."""
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "duplicates", "dropped",
            "committed", "rejected", "waiting_keys")  # fmt: skip
 
@@ -153,98 +150,138 @@ def follow(
         return follow_graph(queries, on_batch, signals)
     totals = Totals()
     with ExitStack() as stack:
-        polls = {}
+        running: list[_Followed] = []
         for number, query in enumerate(queries, 1):
             name = "" if number == len(queries) else query.name or f"query {number}"
-            wait_s = _POLL_S / len(queries)
-            polls[name] = stack.enter_context(closing(_poll(query, signals, drain=drain, wait_s=wait_s)))
-        while polls:
-            if signals.received is not None and len(queries) > 1:
-                _stop_together(queries)
-            for name, batches in list(polls.items()):
-                batch = next(batches, _END)
-                if batch is _END:
-                    del polls[name]
-                elif batch is not None:
-                    batch = replace(batch, query=name)
-                    totals = totals.plus(batch)
-                    on_batch(batch)
+            if any(name == one.name for one in running):  # of another session
+                name += f" ({number})"
+            one = _Followed(query, name, signals, drain, _POLL_S / len(queries))
+            stack.callback(one.close)
+            running.append(one)
+        is_stopped = False
+        while running:
+            if signals.received is not None and not is_stopped:
+                _stop_together([one.query for one in running])
+                is_stopped = True
+            for one in list(running):
+                for batch in one.batches:
+                    if batch is None:
+                        break
+                    named = replace(batch, query=one.name)
+                    totals = totals.plus(named)
+                    on_batch(named)
+                else:
+                    running.remove(one)
     return replace(totals, signal=signals.received)
 
 
 def _stop_together(queries: Sequence[StreamingQuery]) -> None:
-    """Stop several queries at the same time, because each may wait for its running batch."""
+    """Stop queries at the same time, because each may wait for its running batch."""
     spark = SparkSession.active()
+    if len(queries) == 1:
+        stop_between_batches(queries[0], spark)
+        return
     with ThreadPoolExecutor(len(queries)) as pool:
         list(pool.map(lambda query: stop_between_batches(query, spark), queries))
 
 
-def _poll(
-    query: StreamingQuery, signals: StopSignals, *, drain: bool, wait_s: float
-) -> Generator[Batch | None, None, None]:
-    """Yield each batch of a query, and None after each wait; end when the query has ended.
+class _Followed:
+    """A query that is followed. An older Spark starts it several times.
 
-    An older Spark ends a query with the trigger ``availableNow`` after one micro-batch. While keys wait, such
-    a query is started again.
+    Parameters
+    ----------
+    query : StreamingQuery
+        The query.
+    name : str
+        The query's name in its batches.
+    signals : StopSignals
+        The signals after which the caller stops the query.
+    drain : bool
+        See `follow`.
+    wait_s : float
+        The time after which `batches` yields None if the query has no new batch.
+
+    Attributes
+    ----------
+    batches : generator
+        Yields each batch of the query, and None after each wait; ends when the query has ended.
     """
-    first, waits = True, False
-    while True:
-        ran = False
-        with closing(_poll_run(query, signals, first=first, drain=drain, wait_s=wait_s)) as batches:
-            for batch in batches:
-                if batch is not None:
-                    first, ran, waits = False, True, batch.waiting_keys > 0
-                yield batch
-        wait_for_metrics([query])
-        goes_on = waits and drain and was_available_now(query) and signals.received is None
-        if HAS_ADMISSION_CONTROL or not goes_on:
-            return
-        if not ran:
-            raise InternalError(
-                "keys wait, and a start of the query ran no batch", query=query.name or query.id
-            )
-        again = start_again(query)
-        if again is None:
-            return
-        query = again
 
+    def __init__(
+        self, query: StreamingQuery, name: str, signals: StopSignals, drain: bool, wait_s: float
+    ) -> None:
+        self.query, self.name = query, name
+        self._signals, self._drain, self._wait_s = signals, drain, wait_s
+        self._is_first = True
+        self.batches = self._poll()
 
-def _poll_run(
-    query: StreamingQuery, signals: StopSignals, *, first: bool, drain: bool, wait_s: float
-) -> Generator[Batch | None, None, None]:
-    """Yield the batches of one run of a query; see `_poll`. `first`: whether no batch has run before."""
-    spark = SparkSession.active()
-    available_now = was_available_now(query)
-    reader = BatchReader(query)
-    ended = False
-    try:
-        while not ended:
-            failure: StreamingQueryException | None = None
-            try:
-                # Spark accepts fractions of a second.
-                ended = bool(query.awaitTermination(wait_s))  # type: ignore[arg-type]
-            except StreamingQueryException as error:
-                failure = error
-            if signals.received is not None:
-                stop_between_batches(query, spark)
-                ended = True
-            for batch in reader.new():
-                yield batch
-                last = is_last(
-                    new_input=batch.new_input, waits=batch.waiting_keys > 0, drain=drain, first=first
+    def close(self) -> None:
+        """Stop the query, if it still runs."""
+        try:
+            self.batches.close()
+        finally:
+            self.query.stop()
+
+    def _poll(self) -> Generator[Batch | None, None, None]:
+        """Poll the query. Before Spark 4.2, a query with the trigger ``availableNow`` ends after one batch.
+
+        While keys wait, such a query is started again.
+        """
+        waits = False
+        while True:
+            ran = False
+            with closing(self._poll_run()) as batches:
+                for batch in batches:
+                    if batch is not None:
+                        ran, waits = True, batch.waiting_keys > 0
+                    yield batch
+            wait_for_metrics([self.query])
+            goes_on = waits and self._drain and self._signals.received is None
+            if HAS_ADMISSION_CONTROL or not goes_on or not was_available_now(self.query):
+                return
+            if not ran:
+                raise InternalError(
+                    "keys wait, and a start of the query ran no batch",
+                    query=self.query.name or self.query.id,
                 )
-                first = False
-                if available_now and last and not ended:
-                    # The next batch may have started; it ends before the query stops.
-                    stop_between_batches(query, spark)
-                    ended = True
-            if failure is not None:
-                name = query.name or str(query.id)
-                raise failure_of(failure, "the query failed", query=name) from None
-            yield None
-    finally:
-        query.stop()  # join its thread, which may still be cleaning up
-    yield from reader.new()
+            again = start_again(self.query)
+            if again is None:
+                return
+            self.query = again
+
+    def _poll_run(self) -> Generator[Batch | None, None, None]:
+        """Poll one run of the query."""
+        query, spark = self.query, SparkSession.active()
+        available_now = was_available_now(query)
+        reader = BatchReader(query)
+        ended = False
+        try:
+            while not ended:
+                failure: StreamingQueryException | None = None
+                if self._signals.received is not None:
+                    ended = True  # the caller has stopped the query
+                else:
+                    try:
+                        # Spark accepts fractions of a second.
+                        ended = bool(query.awaitTermination(self._wait_s))  # type: ignore[arg-type]
+                    except StreamingQueryException as error:
+                        failure = error
+                for batch in reader.new():
+                    yield batch
+                    first, self._is_first = self._is_first, False
+                    waits = batch.waiting_keys > 0
+                    last = is_last(new_input=batch.new_input, waits=waits, drain=self._drain, first=first)
+                    if available_now and last and not ended:
+                        # The next batch may have started; it ends before the query stops.
+                        stop_between_batches(query, spark)
+                        ended = True
+                if failure is not None:
+                    name = query.name or str(query.id)
+                    raise failure_of(failure, "the query failed", query=name) from None
+                yield None
+        finally:
+            query.stop()  # join its thread, which may still be cleaning up
+        yield from reader.new()
 
 
 def follow_graph(running: RunningGraph, on_batch: Callable[[Batch], None], signals: StopSignals) -> Totals:

@@ -89,9 +89,11 @@ def _python_error(text: str) -> str | None:
         return None
     # The lines of code are indented, and so is what Spark writes after the error.
     lines = dropwhile(_is_indented, rest.splitlines())
-    said = list(takewhile(lambda line: line and not _is_indented(line), lines))
-    if not said or not _PYTHON.match(said[0]):
+    first, *more = takewhile(lambda line: line and not _is_indented(line), lines)
+    if not _PYTHON.match(first):
         return None
+    # More lines may hold a user's data, so they are told only if the first line announces them.
+    said = [first, *more] if first.rstrip().endswith(":") else [first]
     return textwrap.shorten(" ".join(said), _MAX_CHARACTERS, placeholder=" ...")
 
 
@@ -142,7 +144,7 @@ def root_cause(error: BaseException) -> str:
     str
         The first item of this list that exists: the last Penstock error in the text, with the Python error
         that caused it; the last output of a Python process that did not start; a message that a worker is
-        late; the last line of the last Python traceback; the message of Spark's last cause; Spark's own
+        late; the error that ends the last Python traceback; the message of Spark's last cause; Spark's own
         message.
     """
     if is_without_answer(error):
@@ -235,7 +237,8 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
         hint = _WINDOW_HINT
     cause = root_cause(error).removesuffix(".").removeprefix(_RAISED).lstrip()
     # The line of a user's function, such as that of foreachBatch; errors of Penstock have it already.
-    frames = [] if is_ours(error) else _FRAME.findall(text.rpartition(_TRACEBACK)[2])
+    _, has_traceback, traceback = text.rpartition(_TRACEBACK)
+    frames = _FRAME.findall(traceback) if has_traceback and not is_ours(error) else []
     at = users_line((file, int(line)) for file, line in frames)
     return kind_of(error)(fact, **context, cause=cause, **at, hint=hint)
 

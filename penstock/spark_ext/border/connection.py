@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pyspark import cloudpickle
@@ -109,6 +110,12 @@ def is_local(spark: SparkSession) -> bool:
     A server of Spark Connect may be anywhere.
     """
     return not is_connect(spark) and str(spark.sparkContext.master).startswith("local")
+
+
+def has_same_directory(spark: SparkSession) -> bool:
+    """Return whether the JVM of a classic session has the working directory of this process."""
+    context: Any = spark.sparkContext
+    return str(context._jvm.System.getProperty("user.dir")) == str(Path.cwd())
 
 
 def local_processors(spark: SparkSession) -> int | None:

@@ -37,6 +37,7 @@ from penstock.spark_ext.api.metrics import process_all_available
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.connection import (
     Py4JJavaError,
+    has_same_directory,
     is_available_now,
     is_connect,
     is_local,
@@ -65,6 +66,8 @@ _LOGGER = logging.getLogger(__name__)
 
 _APPEND = "append"
 _OUTPUT_MODE, _QUERY_NAME, _CHECKPOINT, _PATH = "outputmode", "queryname", "checkpointlocation", "path"
+_FILES = ("parquet", "json", "csv", "orc", "text")
+"""The formats of Spark's file sink; the first is the default."""
 _TRIGGERS = {"processingtime", "once", "continuous", "availablenow", "realtime"}
 _SETTINGS = "_penstock_settings"
 """The attribute of a writer that holds its settings, which Spark does not expose, by names in lower case."""
@@ -153,7 +156,7 @@ def check_starts(spark: SparkSession) -> None:
     _checked.add(writers)
     for name in ("start", "toTable"):
         setattr(writers, name, _check_start(getattr(writers, name)))
-    for name in ("option", "options", "outputMode", "queryName", "trigger"):
+    for name in ("format", "option", "options", "outputMode", "queryName", "trigger"):
         setattr(writers, name, _note_settings(getattr(writers, name)))
     if is_connect(spark):
         writers.foreachBatch = note_function(writers.foreachBatch)
@@ -257,19 +260,14 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         tasks = [one.task for one in operators.values()]
         if not tasks:
             return note_and_start(writer, arguments, options)
-        if _PATH in settings and has_foreign_results(settings[_PATH], checkpoint):
-            raise InvalidUsageError(
-                "the sink's directory has results of another checkpoint: Spark would take micro-batches "
-                "for repetitions, and skip them",
-                path=settings[_PATH],
-                hint="restore the checkpoint, or write to a new directory",
-            )
         if settings.get(_OUTPUT_MODE, _APPEND).lower() != _APPEND:
             raise InvalidUsageError(
                 "Penstock's operators support only the output mode append",
                 hint="leave outputMode out, or set it to 'append'",
             )
         spark = session_of_writer(writer)
+        if is_local(spark) and has_same_directory(spark):
+            _check_output(settings, checkpoint)
         if is_connect(spark):
             tell_batches(writer, operators, checkpoint, settings.get(_QUERY_NAME))
             # If the checkpoint is on the server's disk, only the started query shows the checkpoint's id.
@@ -308,6 +306,19 @@ def _has_pointers(checkpoint: str | None, buckets: int) -> bool:
         return False
     held = read_pointer_files(LocalFiles(path / "state"), max(committed), bucket_labels(buckets))
     return held is None or any(held.values())
+
+
+def _check_output(settings: dict[str, str], checkpoint: str | None) -> None:
+    """Refuse a file sink whose directory has results of another checkpoint."""
+    kind = settings.get("format", settings.get("source", _FILES[0]))  # of `start`, or of the writer
+    is_known = _PATH in settings and checkpoint is not None and kind.lower() in _FILES
+    if is_known and has_foreign_results(settings[_PATH], checkpoint):
+        raise InvalidUsageError(
+            "the sink's directory has results of another checkpoint: Spark would take micro-batches for "
+            "repetitions, and skip them",
+            path=settings[_PATH],
+            hint="restore the checkpoint, or write to a new directory",
+        )
 
 
 def _check_writable(location: str) -> None:

@@ -445,7 +445,7 @@ def test_if_one_of_several_queries_fails_the_others_stop(spark: SparkSession, tm
     with pytest.raises(PenstockError, match=r"the query failed: query=second cause=OSError: no disk at="):
         penstock.run(first, second.foreachBatch(fail), on_batch=lambda batch: None)
     assert not spark.streams.active
-    with pytest.raises(InvalidUsageError):
+    with pytest.raises(InvalidUsageError, match="there is no format 'nothing of the kind'"):
         penstock.run(first, second.format("nothing of the kind"))
     assert not spark.streams.active
 

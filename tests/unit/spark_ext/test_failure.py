@@ -8,7 +8,7 @@ import pyspark
 import pytest
 from pyspark.errors import AnalysisException
 
-from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
+from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError, users_line
 from penstock.spark_ext.api.failure import (
     failure_of,
     is_without_answer,
@@ -193,3 +193,36 @@ def test_a_python_error_of_several_lines_is_told_in_one() -> None:
     says = "pyarrow.lib.ArrowInvalid: Schema at index 1 was different: kwh: double vs kwh: int64"
     assert root_cause(Exception(text)) == says
     assert len(root_cause(Exception(text.replace("vs", "vs " * 500)))) <= 400
+
+
+def test_a_line_in_a_library_of_another_machine_is_not_the_users() -> None:
+    frames = [
+        ("/jobs/m.py", 6),
+        ("/opt/spark/python/lib/pyspark.zip/pyspark/errors/captured.py", 288),
+        ("/opt/conda/lib/python3.11/site-packages/pandas/core/series.py", 1040),
+        ("/opt/python/lib/python3.12/json/decoder.py", 1),
+        ("pandas/index.pyx", 1),
+    ]
+    assert users_line(frames) == {"at": "m.py:6"}
+    assert users_line([*frames, ("/jobs/deps.zip/own.py", 3)]) == {"at": "own.py:3"}
+    assert users_line(frames[1:]) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            'psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint "p"\n'
+            "DETAIL:  Key (ssn)=(078-05-1120) already exists.",
+            'psycopg2.errors.UniqueViolation: duplicate key value violates unique constraint "p"',
+        ),
+        (
+            "pyspark.errors.AnalysisException: [UNRESOLVED_COLUMN] no column; line 1 pos 0;\n"
+            "'Filter (ssn#1 = 078-05-1120)\n+- LogicalRDD [ssn#1], false",
+            "pyspark.errors.AnalysisException: [UNRESOLVED_COLUMN] no column; line 1 pos 0;",
+        ),
+    ],
+)
+def test_further_lines_of_an_error_may_hold_data_and_are_not_told(said: str, told: str) -> None:
+    text = f'Traceback (most recent call last):\n  File "/jobs/m.py", line 6, in keep\n{said}\n SQLSTATE: 1'
+    assert root_cause(Exception(text)) == told

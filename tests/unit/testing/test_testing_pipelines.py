@@ -455,10 +455,15 @@ cases:
   - name: decimals
     steps:
       - given: [{k: a, ts: 2026-01-01T00:00:01Z, v: 12.5}, {k: b, ts: 2026-01-01T00:00:01Z, v: "100.00"}]
-      - expect: [{k: a, v: 12.5}, {k: b, v: 100}]
+      - expect: [{k: a, v: 12.5}, {k: b, v: "100.0"}]
+      - given: [{k: c, ts: 2026-01-01T00:00:02Z, v: "1234567890123456789.01"}]
+      - expect: [{k: c, v: "1234567890123456789.010"}]
+      - given: [{k: d, ts: 2026-01-01T00:00:03Z, v: 0.01}]
+      - expect: [{k: d, v: 1e-2}]
 """
     assert run_cases(quotes, cases)[0] == 0
     code, text = run_cases(quotes, cases.replace("v: 12.5}, ", "v: 12.555}, "))
     assert code == 1
     assert "a value does not fit its column: column=v" in text
-    assert "a value does not fit its column: column=v" in run_cases(quotes, cases.replace("100.00", "x"))[1]
+    assert "reason='x' is not a number" in run_cases(quotes, cases.replace("100.00", "x"))[1]
+    assert "v: 1234567890123456789.01\n" in run_cases(quotes, cases.replace("789.010", "789.02"))[1]
