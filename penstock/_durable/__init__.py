@@ -198,8 +198,8 @@ def delete_empty_directories(path: Path, top: Path) -> None:
             directory.rmdir()
 
 
-def make_directory(path: Path) -> None:
-    """Create `path` and its missing parents durably. Only the user can access the new directories.
+def make_directory(path: Path, mode: int = 0o700) -> None:
+    """Create `path` and its missing parents durably; by default, only the user can access them.
 
     Raises
     ------
@@ -209,9 +209,9 @@ def make_directory(path: Path) -> None:
     try:
         if path.is_dir():
             return
-        make_directory(path.parent)
+        make_directory(path.parent, mode)
         with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
+            path.mkdir(mode=mode)
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         sync_directory(path.parent)

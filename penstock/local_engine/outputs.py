@@ -179,9 +179,9 @@ class ParquetOutput:
         table = pa.Table.from_batches(list(rows), self._schema)
         if batch <= self._log.newest:
             return
+        _durable.make_directory(self._path, mode=0o777)  # less the umask, as Spark does
         entries = []
         if table.num_rows:
-            _durable.make_directory(self._path)
             file = self._path / f"part-{batch:05}-{query}.parquet"
             temporary = file.with_name(f"_{file.name}.tmp")
             pq.write_table(table, temporary)
@@ -197,7 +197,7 @@ class ParquetOutput:
                     "action": "add",
                 }
             )
-        make_durable(str(self._path) if self._path.exists() else self._checkpoint)
+        make_durable(str(self._path))
         for number in range(self._log.newest + 1, batch):
             self._log.add(number, [])  # the micro-batch had no rows
         self._log.add(batch, entries)

@@ -74,7 +74,7 @@ class LocalTest:
         self.clock = SimulatedClock(round(start.timestamp() * 1e6))
         self._results: dict[int, pa.Table] = {}
         self._taken = -1
-        self._is_pending = False
+        self._rows_wait = self._is_interrupted = False
         self._late_rows: dict[str, PStreamReader] = {}
         self.metrics: list[dict[str, Any]] = []
         """The metrics of each committed micro-batch, in the form of `penstock.metrics`."""
@@ -115,7 +115,7 @@ class LocalTest:
             raise InvalidUsageError(f"there is no source {to!r}", hint=hint)
         source = self._inputs[to]
         source.send(to_table(rows, source.arrow, localize=self.localize))
-        self._is_pending = True
+        self._rows_wait = True
 
     def trigger(self) -> None:
         """Run a micro-batch if rows have arrived or keys wait.
@@ -125,8 +125,15 @@ class LocalTest:
         PenstockError
             If the micro-batch fails.
         """
-        self._is_pending = False
+        if self._is_interrupted:  # this micro-batch runs again, and has no rows that arrived after the crash
+            self._is_interrupted = False
+        else:
+            self._rows_wait = False
         self._running.step(self._note)
+
+    def _trigger_while_rows_wait(self) -> None:
+        while self._is_interrupted or self._rows_wait:
+            self.trigger()
 
     def _note(self, batch: LocalBatch) -> None:
         self.metrics.append(
@@ -146,8 +153,7 @@ class LocalTest:
         InvalidUsageError
             If the duration is not valid.
         """
-        if self._is_pending:
-            self.trigger()
+        self._trigger_while_rows_wait()
         left = parse_duration_us(duration)
         step = left if self._interval is None else parse_duration_us(self._interval)
         while left > 0:
@@ -163,8 +169,7 @@ class LocalTest:
 
     def table(self) -> pa.Table:
         """Return the same results as `rows`, as a table."""
-        if self._is_pending:
-            self.trigger()
+        self._trigger_while_rows_wait()
         new = [table for number, table in sorted(self._results.items()) if number > self._taken]
         self._taken = max(self._results, default=-1)
         return pa.concat_tables([self._schema.empty_table(), *new])
@@ -182,8 +187,7 @@ class LocalTest:
         """
         from penstock.checkpointing.p_stream.reader import PStreamReader
 
-        if self._is_pending:
-            self.trigger()
+        self._trigger_while_rows_wait()
         late = self._directory / _LATE_ROWS
         if not late.exists():
             raise InvalidUsageError("no operator keeps its late rows", hint="give it late_to")
@@ -237,7 +241,7 @@ class LocalTest:
             try:
                 self._running.step(lambda batch: None)
             except _failpoints.InjectedError:
-                self._is_pending = True
+                self._is_interrupted, self._rows_wait = True, False
                 self.restart()
                 return
         raise InvalidUsageError("no micro-batch ran that could crash", hint="send rows before")

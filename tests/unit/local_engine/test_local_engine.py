@@ -76,6 +76,12 @@ def pipeline(place: Path, **sections: Any) -> Pipeline:
     return Pipeline.model_validate(document | sections)
 
 
+def umask() -> int:
+    mask = os.umask(0o22)
+    os.umask(mask)
+    return mask
+
+
 def out(place: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = PStreamReader(place / "out").read().to_pylist()
     return rows
@@ -470,6 +476,9 @@ def test_a_new_checkpoint_is_refused_before_a_sink_with_results_of_another(tmp_p
     document = Document("q.yaml", {})
     check_places(queue, document)
     run_to_end(queue)
+    assert (tmp_path / "files").stat().st_mode & 0o777 == 0o777 & ~umask(), (
+        "others may read results, as of Spark"
+    )
     check_places(queue, document)  # the checkpoint is there
     shutil.rmtree(tmp_path / "checkpoint")
     with pytest.raises(PipelineError, match=r"sink.path: .*files holds the results of another checkpoint"):

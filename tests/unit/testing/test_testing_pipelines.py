@@ -467,3 +467,15 @@ cases:
     assert "a value does not fit its column: column=v" in text
     assert "reason='x' is not a number" in run_cases(quotes, cases.replace("100.00", "x"))[1]
     assert "v: 1234567890123456789.01\n" in run_cases(quotes, cases.replace("789.010", "789.02"))[1]
+
+
+@pytest.mark.parametrize("at", ["plan", "write", "commit"])
+def test_rows_that_arrive_after_a_crash_are_in_the_next_results(
+    quotes: str, penstock_pipeline: OpenPipeline, at: CrashPoint
+) -> None:
+    test = penstock_pipeline(quotes)
+    test.send([row("a", 1, 1)])
+    test.crash(at)
+    test.send([row("b", 2, 2)])
+    assert [one["k"] for one in test.rows()] == ["a", "b"]
+    assert test.rows() == []

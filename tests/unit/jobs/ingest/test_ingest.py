@@ -446,6 +446,25 @@ def test_a_following_run_waits_for_the_first_rows(place: Path) -> None:
     assert rows_of(place) == [{"n": 1, "m": 2}]
 
 
+def test_bytes_that_are_committed_later_are_reported_without_new_rows(place: Path) -> None:
+    written("a.csv", "n\n1\n")
+    stop = threading.Event()
+
+    class Seen(Report):
+        def report_progress(self, totals: Totals) -> None:
+            if totals.written_bytes:
+                stop.set()
+
+    settings = Settings(str(place), "csv", ("*.csv",), follow=True, interval="200ms")
+    thread = threading.Thread(target=lambda: ingest_sources(settings, Seen(), stop.is_set))
+    thread.start()
+    thread.join(_PATIENCE_S)
+    is_reported = stop.is_set()
+    stop.set()
+    thread.join()
+    assert is_reported
+
+
 # ------------------------------------------------------------------------------------ wrong commands
 
 
