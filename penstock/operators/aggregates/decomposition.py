@@ -160,7 +160,8 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
                 raise InvalidUsageError(
                     "windows do not support this aggregate",
                     hint="use count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, "
-                    "last, stddev, median, percentile(x, p), and expressions of these",
+                    "last, stddev, median, percentile(x, p), and expressions of these; to count some rows, "
+                    "count(*) FILTER (WHERE condition)",
                     name=name,
                     expression=text,
                 )
