@@ -335,8 +335,12 @@ def _check_settings(pipeline: Pipeline, plan: PhysicalPlan, directory: GraphDire
     for query in directory.files.child("queries").list():
         state = place.child(directory.progress(query.name).id or query.name)
         for operator in (facts.name for facts in state.list() if facts.is_directory):
-            # If the section has no number, the run chooses a number that this check cannot know.
+            # If the section has no number, a run on Spark chooses a number that this check cannot know.
             buckets = getattr(getattr(pipeline, operator, None), "buckets", None)
+            if buckets is None and pipeline.engine == "local":
+                from penstock.jobs.local.pipeline import parallel_of  # imports pyarrow
+
+                buckets = parallel_of(pipeline)
             wanted = _settings_of(nodes.get(operator)) | ({} if buckets is None else {"buckets": buckets})
             files = state.child(operator)
             known = read_description(files) or {}

@@ -166,8 +166,8 @@ def _run(
         try:
             totals = follow(running, show, signals, drain=drain)
         except BaseException as error:
-            if isinstance(running, RunningGraph):
-                running.stop()
+            for one in [running] if isinstance(running, RunningGraph) else running:
+                one.stop()
             if isinstance(error, PenstockError):
                 error.while_running = True
             raise

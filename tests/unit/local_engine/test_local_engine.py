@@ -699,6 +699,26 @@ def test_a_checkpoint_of_another_pipeline_is_refused(tmp_path: Path) -> None:
         run_to_end(pipeline(tmp_path, queue=QUEUE | {"buckets": 7}))
 
 
+def test_check_finds_another_number_of_buckets_than_the_local_engines_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    append(tmp_path / "in", updates(3))
+    Path("p.yaml").write_text(
+        "source: {type: pstream, path: in}\n"
+        "queue: {key: k, time: t}\n"
+        "sink: {type: noop}\n"
+        "query: {trigger: available_now, checkpoint: checkpoint}\n"
+    )
+    local = ["p.yaml", "--engine", "local"]
+    assert CliRunner().invoke(app, ["run", *local, "--set", "queue.buckets=8"]).exit_code == 0
+    result = CliRunner().invoke(app, ["check", *local])
+    assert result.exit_code == 2
+    assert "another number of buckets: operator=queue was=8 now=1 " in result.stderr
+    for same in ("queue.buckets=8", 'query.spark={"spark.sql.shuffle.partitions": "8"}'):
+        assert CliRunner().invoke(app, ["check", *local, "--set", same]).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("format", "line"),
     [("json", '{"k": "a", "t": "2026-01-01T00:00:00Z"}'), ("csv", "a,2026-01-01T00:00:00Z")],
