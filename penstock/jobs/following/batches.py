@@ -171,7 +171,9 @@ def _time(ms: float) -> str:
     return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms:.0f} ms"
 
 
-def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiting: bool = False) -> str:
+def summary_line(
+    totals: Totals, later_steps: Sequence[str] = (), *, shows_waiting: bool = False, name: str = ""
+) -> str:
     """Return a summary line of each query of a run; batches without rows do not count.
 
     Parameters
@@ -182,10 +184,13 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiti
         Steps after the operator, which may drop rows that the operator has emitted.
     shows_waiting : bool
         Whether the line ends with the number of keys that wait.
+    name : str
+        The name with which the line of the last query begins; by default none.
     """
     lines = [
-        f"{name}: {summary_line(one, shows_waiting=shows_waiting)}" for name, one in totals.earlier.items()
+        summary_line(one, shows_waiting=shows_waiting, name=other) for other, one in totals.earlier.items()
     ]
+    begin = f"{name}: " if name else ""
     emitted = f"emitted before {' and '.join(later_steps)}" if later_steps else "emitted"
     rows = "row in" if totals.rows_in == 1 else "rows in"
     counts = {
@@ -201,7 +206,7 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiti
     }
     if not any(counts.values()):
         is_idle = totals.batches or totals.signal is None
-        return "\n".join([*lines, "no new rows" if is_idle else "no micro-batch has ended"])
+        return "\n".join([*lines, begin + ("no new rows" if is_idle else "no micro-batch has ended")])
     batches = totals.batches - totals.idle
     parts = [f"{batches:,} {'batch' if batches == 1 else 'batches'}"]
     shows_emitted = totals.has_operator and not (totals.committed or totals.rejected)
@@ -209,7 +214,7 @@ def summary_line(totals: Totals, later_steps: Sequence[str] = (), *, shows_waiti
     parts += [f"{count:,} {name}" for name, count in counts.items() if count or name in always]
     waiting = "1 key" if totals.waiting_keys == 1 else f"{totals.waiting_keys:,} keys"
     parts += [f"{waiting} waiting"] if shows_waiting and totals.waiting_keys else []
-    return "\n".join([*lines, ", ".join(parts)])
+    return "\n".join([*lines, begin + ", ".join(parts)])
 
 
 def wrap_parts(parts: Sequence[str], width: int) -> str:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +159,14 @@ def _run(
     later_steps: Sequence[str] = (),
 ) -> Totals:
     """Follow queries or a graph until they end or a signal stops them; an earlier signal counts, too."""
+    name = ""
+    if not isinstance(running, RunningGraph) and len(running) > 1:
+        name = running[-1].name or f"query {len(running)}"
     with ExitStack() as printer:
         show = on_batch
         if show is None:
-            show = printer.enter_context(batch_printer(later_steps=later_steps))
+            show_named = printer.enter_context(batch_printer(later_steps=later_steps))
+            show = lambda batch: show_named(replace(batch, query=batch.query or name))  # noqa: E731
             printer.enter_context(report_failures(running))
         try:
             totals = follow(running, show, signals, drain=drain)
@@ -178,7 +183,8 @@ def _run(
             if totals.signal is None:
                 raise
     if on_batch is None:
-        print(summary_line(totals, later_steps, shows_waiting=True), file=sys.stderr, flush=True)
+        line = summary_line(totals, later_steps, shows_waiting=True, name=name)
+        print(line, file=sys.stderr, flush=True)
     return totals
 
 

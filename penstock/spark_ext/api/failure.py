@@ -108,8 +108,18 @@ def is_without_answer(error: BaseException) -> bool:
         isinstance(error, ConnectionError | Py4JNetworkError)
         or type(error) is Py4JError
         or _is_half_answer(error)
+        or _has_no_text(error)
         or is_lost_server(error)
     )
+
+
+def _has_no_text(error: BaseException) -> bool:
+    """Return whether the JVM ended before it told the text of its error."""
+    try:
+        str(error)
+    except (Py4JError, ConnectionError):
+        return True
+    return False
 
 
 def _is_half_answer(error: BaseException) -> bool:
@@ -208,6 +218,8 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     **context
         The context, such as ``query=``.
     """
+    if is_without_answer(error):
+        return UnavailableError(fact, **context, cause=root_cause(error), hint=hint)
     while _AWAITED in str(error) and (below := getattr(error, "_cause", None)) is not None:
         error = below
     text = str(error)

@@ -8,6 +8,7 @@ some micro-batches later.
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections import Counter
@@ -29,6 +30,8 @@ from penstock.spark_ext.sources.p_stream_rows import SegmentRows, open_stream
 from penstock.spark_ext.worker.bucket_task import TaskShare
 
 __all__ = ["REASON", "WATERMARK", "LateStream", "TaskRows", "add_reasons", "dropped_columns"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _SWEEP_BATCHES = 64
 """The number of micro-batches between searches for files of failed attempts."""
@@ -94,6 +97,10 @@ class TaskRows:
             committed = stream.log.commit(writer, batch, segments)
             failpoint("task_rows.after_commit")
             if committed:
+                _LOGGER.info(
+                    "rows committed [p_stream=%s writer=%s batch=%d rows=%d]",
+                    self.location, writer, batch, sum(segment.rows for segment in segments),
+                )  # fmt: skip
                 stream.log.shorten()
                 before = -1 if state is None else state.batch
                 if batch // _SWEEP_BATCHES == before // _SWEEP_BATCHES:

@@ -416,7 +416,9 @@ def test_several_queries_are_followed_until_all_have_ended(
     assert (totals.rows_in, totals.waiting_keys, other.rows_in, other.waiting_keys) == (100, 0, 300, 0)
     lines = capsys.readouterr().err.splitlines()
     assert any(line.startswith("query 1: batch 0 ") for line in lines)
-    assert any(line.startswith("batch 0 ") for line in lines)
+    assert any(line.startswith("second: batch 0 ") for line in lines)
+    assert lines[-2].startswith("query 1: ")
+    assert lines[-1].startswith("second: ")
     assert not spark.streams.active
 
 

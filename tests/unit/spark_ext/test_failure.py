@@ -6,6 +6,7 @@ import json
 
 import pyspark
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError, users_line
@@ -226,3 +227,12 @@ def test_a_line_in_a_library_of_another_machine_is_not_the_users() -> None:
 def test_further_lines_of_an_error_may_hold_data_and_are_not_told(said: str, told: str) -> None:
     text = f'Traceback (most recent call last):\n  File "/jobs/m.py", line 6, in keep\n{said}\n SQLSTATE: 1'
     assert root_cause(Exception(text)) == told
+
+
+def test_an_error_whose_text_the_jvm_no_longer_tells_is_without_answer() -> None:
+    class EndedError(Exception):
+        def __str__(self) -> str:
+            raise Py4JError("An error occurred while calling None.None")
+
+    assert is_without_answer(EndedError())
+    assert "the JVM of Spark's driver does not answer" in str(failure_of(EndedError(), "the query failed"))
