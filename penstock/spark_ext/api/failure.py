@@ -89,11 +89,11 @@ def _python_error(text: str) -> str | None:
         return None
     # The lines of code are indented, and so is what Spark writes after the error.
     lines = dropwhile(_is_indented, rest.splitlines())
-    first, *more = takewhile(lambda line: line and not _is_indented(line), lines)
-    if not _PYTHON.match(first):
+    said = list(takewhile(lambda line: line and not _is_indented(line), lines))
+    if not said or not _PYTHON.match(said[0]):
         return None
-    # More lines may hold a user's data, so they are told only if the first line announces them.
-    said = [first, *more] if first.rstrip().endswith(":") else [first]
+    if not said[0].rstrip().endswith(":"):
+        said = said[:1]  # further lines may hold a user's data, unless the first line announces them
     return textwrap.shorten(" ".join(said), _MAX_CHARACTERS, placeholder=" ...")
 
 

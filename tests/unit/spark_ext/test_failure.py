@@ -236,3 +236,9 @@ def test_an_error_whose_text_the_jvm_no_longer_tells_is_without_answer() -> None
 
     assert is_without_answer(EndedError())
     assert "the JVM of Spark's driver does not answer" in str(failure_of(EndedError(), "the query failed"))
+
+
+@pytest.mark.parametrize("rest", ["", '  File "/jobs/m.py", line 6, in keep\n    write(', "\nmore"])
+def test_a_traceback_that_is_cut_off_has_no_python_error(rest: str) -> None:
+    text = f"terminated with exception: no disk\nTraceback (most recent call last):\n{rest}"
+    assert root_cause(Exception(text)).startswith("no disk")

@@ -477,5 +477,6 @@ def test_rows_that_arrive_after_a_crash_are_in_the_next_results(
     test.send([row("a", 1, 1)])
     test.crash(at)
     test.send([row("b", 2, 2)])
+    test.crash(at)
     assert [one["k"] for one in test.rows()] == ["a", "b"]
     assert test.rows() == []
