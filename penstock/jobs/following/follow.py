@@ -148,7 +148,6 @@ def follow(
     """
     if isinstance(queries, RunningGraph):
         return follow_graph(queries, on_batch, signals)
-    totals = Totals()
     with ExitStack() as stack:
         running: list[_Followed] = []
         for number, query in enumerate(queries, 1):
@@ -158,6 +157,8 @@ def follow(
             one = _Followed(query, name, signals, drain, _POLL_S / len(queries))
             stack.callback(one.close)
             running.append(one)
+        # A query without batches has its totals, too.
+        totals = Totals(earlier={one.name: Totals() for one in running if one.name})
         is_stopped = False
         while running:
             if signals.received is not None and not is_stopped:
@@ -172,7 +173,9 @@ def follow(
                     on_batch(named)
                 else:
                     running.remove(one)
-    return replace(totals, signal=signals.received)
+    stopped_by = signals.received
+    earlier = {name: replace(one, signal=stopped_by) for name, one in totals.earlier.items()}
+    return replace(totals, signal=stopped_by, earlier=earlier)
 
 
 def _stop_together(queries: Sequence[StreamingQuery]) -> None:

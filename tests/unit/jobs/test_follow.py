@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.jobs.following import follow
-from penstock.jobs.following.batches import Batch
+from penstock.jobs.following.batches import Batch, summary_line
 from penstock.jobs.signals import StopSignals
 
 
@@ -80,6 +80,11 @@ def test_queries_of_one_name_are_all_followed() -> None:
     assert totals.batches == 3
 
 
+def test_a_query_without_batches_has_a_line_too() -> None:
+    totals = run(*(Query(name, polls=2, batches=0) for name in "abc"))
+    assert summary_line(totals, name="c").splitlines() == [f"{name}: no new rows" for name in "abc"]
+
+
 def test_after_a_signal_each_query_is_stopped_once_and_none_is_polled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -94,6 +99,6 @@ def test_after_a_signal_each_query_is_stopped_once_and_none_is_polled(
             signals.received = signal.SIGTERM
 
     totals = run(*queries, on_batch=stop, signals=signals)
-    assert totals.signal == signal.SIGTERM
+    assert totals.signal == totals.earlier["a"].signal == signal.SIGTERM
     assert all(one.polls <= 3 for one in queries)
     assert together == [["a", "b"]]
