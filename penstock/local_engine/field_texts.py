@@ -17,8 +17,6 @@ from zoneinfo import ZoneInfo, available_timezones
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import InvalidUsageError
-
 __all__ = ["JSON_DECIMAL", "WIDE_DECIMAL", "parse_texts", "round_decimals"]
 
 _NUMBER: Final = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -83,7 +81,7 @@ check. With this precision, 256 bits hold the result.
 """
 
 
-def parse_texts(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | None) -> pa.ChunkedArray[Any]:
+def parse_texts(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str = "UTC") -> pa.ChunkedArray[Any]:
     """Convert the texts of a column to values.
 
     Parameters
@@ -92,15 +90,13 @@ def parse_texts(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | None
         The texts of one column.
     kind : pyarrow.DataType
         The column's type in Spark: a number, a boolean, a date or a time.
-    zone : str, optional
-        The time zone of times without a zone. By default, these times are refused.
+    zone : str
+        The time zone of times without a zone.
 
     Raises
     ------
     pyarrow.ArrowInvalid
         If a text is not a value of the type.
-    InvalidUsageError
-        If a time has no zone, and `zone` is not given.
     """
     if pa.types.is_timestamp(kind):
         return _parse_times(texts, kind, zone)
@@ -228,7 +224,7 @@ def _parse_date(text: str) -> int | None:
     return None if found is None else _days(*found.groups())
 
 
-def _parse_times(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | None) -> pa.ChunkedArray[Any]:
+def _parse_times(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str) -> pa.ChunkedArray[Any]:
     is_local = kind.tz is None
     usual = f"^{_TIME}$" if is_local else f"^{_TIME}{_ZONED}"
     bare = None
@@ -236,25 +232,14 @@ def _parse_times(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str | Non
         texts = pc.replace_substring_regex(texts, r"(:[0-9]{2}\.[0-9]{6})[0-9]+", r"\1")
         is_bare = pc.fill_null(pc.match_substring_regex(texts, _BARE), False)
         if not is_local and pc.any(is_bare).as_py():
-            bare = _parse_times(pc.if_else(is_bare, texts, None), pa.timestamp("us"), None)
+            bare = _parse_times(pc.if_else(is_bare, texts, None), pa.timestamp("us"), zone)
             texts = pc.if_else(is_bare, None, texts)
     parsed = _convert(texts, usual, _cast_to(kind), partial(_parse_time, is_local=is_local), kind)
     return parsed if bare is None else pc.coalesce(parsed, to_instants(bare, zone).cast(kind))
 
 
-def to_instants(times: pa.ChunkedArray[Any], zone: str | None) -> pa.ChunkedArray[Any]:
-    """Convert local times of a zone to instants.
-
-    Raises
-    ------
-    InvalidUsageError
-        If the zone is not given.
-    """
-    if zone is None:
-        raise InvalidUsageError(
-            "times in a file have no zone",
-            hint="set query.spark.spark.sql.session.timeZone to the zone, such as UTC",
-        )
+def to_instants(times: pa.ChunkedArray[Any], zone: str) -> pa.ChunkedArray[Any]:
+    """Convert local times of a zone to instants."""
     is_late = pc.fill_null(pc.greater_equal(times.cast(pa.int64()), _LATE_US), False)
     if zone in _zones() and pc.any(is_late).as_py():
         late = _late_instants(pc.if_else(is_late, times, None).combine_chunks(), zone)

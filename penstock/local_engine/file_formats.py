@@ -59,7 +59,7 @@ def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
     return known
 
 
-def read_file(format: str, path: Path, schema: pa.Schema, zone: str | None) -> pa.Table:
+def read_file(format: str, path: Path, schema: pa.Schema, zone: str) -> pa.Table:
     """Return the rows of a whole file of Parquet, ORC or text.
 
     Parameters
@@ -70,28 +70,24 @@ def read_file(format: str, path: Path, schema: pa.Schema, zone: str | None) -> p
         The file.
     schema : pyarrow.Schema
         The columns, in Spark's types.
-    zone : str, optional
-        The time zone of times without a zone. By default, these times are refused.
+    zone : str
+        The time zone of times without a zone.
 
     Raises
     ------
     pyarrow.ArrowException, UnicodeDecodeError
         If the file is damaged or does not fit the schema.
-    InvalidUsageError
-        If a time has no zone, and `zone` is not given.
     """
     return convert_columns(_READERS[format](path, schema), schema, zone)
 
 
-def convert_columns(table: pa.Table, schema: pa.Schema, zone: str | None) -> pa.Table:
+def convert_columns(table: pa.Table, schema: pa.Schema, zone: str) -> pa.Table:
     """Return the columns of a schema, converted to its types. A column that the table lacks is null.
 
     Raises
     ------
     pyarrow.ArrowInvalid
         If a value does not fit.
-    InvalidUsageError
-        If a time has no zone, and `zone` is not given.
     """
     columns = []
     for field in schema:
@@ -99,15 +95,12 @@ def convert_columns(table: pa.Table, schema: pa.Schema, zone: str | None) -> pa.
             columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
             continue
         column = table.column(field.name)
-        try:
-            if pa.types.is_string(column.type) and not _is_text(field.type):
-                columns.append(parse_texts(column, field.type, zone))
-            elif column.type == json_type(field.type):
-                columns.append(pa.chunked_array([_convert(column.combine_chunks(), field.type, zone)]))
-            else:
-                columns.append(column.cast(field.type))
-        except InvalidUsageError as error:
-            raise InvalidUsageError(error.fact, hint=error.hint, column=field.name) from None
+        if pa.types.is_string(column.type) and not _is_text(field.type):
+            columns.append(parse_texts(column, field.type, zone))
+        elif column.type == json_type(field.type):
+            columns.append(pa.chunked_array([_convert(column.combine_chunks(), field.type, zone)]))
+        else:
+            columns.append(column.cast(field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -128,7 +121,7 @@ def json_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _convert(values: pa.Array, kind: pa.DataType, zone: str | None) -> pa.Array:
+def _convert(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
     """Round decimals and parse times, also in structs and lists."""
     if pa.types.is_temporal(kind):
         return parse_texts(pa.chunked_array([values]), kind, zone).combine_chunks()

@@ -53,9 +53,7 @@ class EncodedRecords:
         return Records(rows.rename_columns(self._names), (), dict)
 
 
-def decode_results(
-    node_rows: NodeRows, graph: Graph, source: KafkaSource, place: str, zone: str | None
-) -> NodeRows:
+def decode_results(node_rows: NodeRows, graph: Graph, source: KafkaSource, place: str, zone: str) -> NodeRows:
     """Decode the rows that the queue emits, and apply the steps after the queue.
 
     Parameters
@@ -68,7 +66,7 @@ def decode_results(
         The source.
     place : str
         The source's name in the pipeline.
-    zone : str, optional
+    zone : str
         The time zone of times in JSON that have no zone.
     """
     from penstock.local_engine.records.kafka_values import RecordDecoder  # the client of Kafka is an extra

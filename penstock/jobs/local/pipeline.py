@@ -317,7 +317,7 @@ def bind_graph(
     late = pipeline.decodes_late and SOURCE not in places.inputs
     sources: dict[str, OpenInput] = {}
     paths: dict[str, str] = {}
-    zone = pipeline.query.spark.get(_TIME_ZONE)
+    zone = pipeline.query.spark.get(_TIME_ZONE, "UTC")  # as in a session of `penstock run`
     for (place, source), name in zip(_sources(pipeline), _names(pipeline), strict=True):
         if name in places.inputs:
             sources[name] = _given(places.inputs[name])

@@ -24,9 +24,7 @@ def resolve_path(location: str) -> str:
     return location if "://" in location else str(Path(location).absolute())
 
 
-def open_source(
-    source: Source, place: str, zone: str | None, log: Path, *, decodes_late: bool = False
-) -> Input:
+def open_source(source: Source, place: str, zone: str, log: Path, *, decodes_late: bool = False) -> Input:
     """Open a source other than a p-stream.
 
     Parameters
@@ -35,7 +33,7 @@ def open_source(
         The source.
     place : str
         The source's name in the pipeline, under which bad records are rejected.
-    zone : str, optional
+    zone : str
         The time zone of times that have no zone.
     log : pathlib.Path
         The directory for the log of the source.
@@ -75,7 +73,7 @@ def _bad_records(source: FilesSource | KafkaSource, place: str, log: Path) -> Ba
     return BadRecords(place, source.on_error, to, str(log.parents[1]))  # CHECKPOINT/sources/<number>
 
 
-def _open_files(source: FilesSource, place: str, zone: str | None, log: Path) -> Input:
+def _open_files(source: FilesSource, place: str, zone: str, log: Path) -> Input:
     schema, path = spark_schema(schema_of(source)), resolve_path(source.path)
     if source.counts_bad_records:
         from penstock.local_engine.records.files import RecordFilesInput  # only for CSV and JSON
@@ -87,7 +85,7 @@ def _open_files(source: FilesSource, place: str, zone: str | None, log: Path) ->
     )
 
 
-def _open_kafka(source: KafkaSource, place: str, zone: str | None, log: Path, *, decodes_late: bool) -> Input:
+def _open_kafka(source: KafkaSource, place: str, zone: str, log: Path, *, decodes_late: bool) -> Input:
     # The client of Kafka is an extra.
     from penstock.local_engine.records.kafka import KafkaInput
     from penstock.local_engine.records.kafka_values import RecordDecoder
@@ -101,7 +99,7 @@ def _open_kafka(source: KafkaSource, place: str, zone: str | None, log: Path, *,
     return KafkaInput(source.options, schema, decoder, bad_records, log)
 
 
-def read_table(section: TableSection, zone: str | None) -> pa.Table:
+def read_table(section: TableSection, zone: str) -> pa.Table:
     """Return the rows of a static table.
 
     Raises

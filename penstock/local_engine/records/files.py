@@ -12,7 +12,6 @@ from urllib.parse import quote
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from penstock.errors import InvalidUsageError
 from penstock.local_engine.file_formats import check_options
 from penstock.local_engine.inputs import FilesInput
 from penstock.local_engine.query_log import Offset
@@ -37,8 +36,8 @@ class RecordFilesInput(FilesInput, RecordInput):
         The format.
     options : mapping of str to str
         Options of Spark's reader.
-    zone : str, optional
-        The time zone of times without a zone. By default, these times are refused.
+    zone : str
+        The time zone of times without a zone.
     bad_records : BadRecords
         The treatment of bad records.
 
@@ -55,7 +54,7 @@ class RecordFilesInput(FilesInput, RecordInput):
         log: Path,
         format: str,
         options: Mapping[str, str],
-        zone: str | None,
+        zone: str,
         bad_records: BadRecords,
     ) -> None:
         known = check_options(format, options)
@@ -74,15 +73,9 @@ class RecordFilesInput(FilesInput, RecordInput):
             yield from self._read_records(path)
 
     def _read_records(self, path: Path) -> Iterator[Records]:
-        try:
-            for lines, rows, reasons in self._read_lines(path):
-                bad = sorted(reasons)
-                yield Records(rows, bad, partial(_facts, lines, reasons, bad, _uri_of_spark(path)))
-        except InvalidUsageError as error:
-            place = self.bad_records.place
-            raise InvalidUsageError(
-                error.fact, hint=error.hint, source=place, file=path, **error.context
-            ) from None
+        for lines, rows, reasons in self._read_lines(path):
+            bad = sorted(reasons)
+            yield Records(rows, bad, partial(_facts, lines, reasons, bad, _uri_of_spark(path)))
 
 
 def _uri_of_spark(path: Path) -> str:

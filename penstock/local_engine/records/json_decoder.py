@@ -49,8 +49,8 @@ class JsonDecoder(Decoder):
     ----------
     schema : pyarrow.Schema
         The columns, in Spark's types.
-    zone : str, optional
-        The time zone of times without a zone. By default, these times are refused.
+    zone : str
+        The time zone of times without a zone.
     keeps_numbers : bool
         Whether a number in a column of texts keeps its original text, as in Spark's reader of files. By
         default, the number is written in its shortest form, as in ``from_json``.
@@ -61,7 +61,7 @@ class JsonDecoder(Decoder):
         If only Spark can read a type.
     """
 
-    def __init__(self, schema: pa.Schema, zone: str | None = None, *, keeps_numbers: bool = False) -> None:
+    def __init__(self, schema: pa.Schema, zone: str = "UTC", *, keeps_numbers: bool = False) -> None:
         check_json_types(schema)
         self.schema = schema
         self._zone = zone
@@ -169,7 +169,7 @@ def _read_seconds(value: int, kind: pa.DataType) -> tuple[pa.Array, bool]:
 
 def _read_decimal(text: str, kind: pa.DataType) -> tuple[pa.Array, bool]:
     try:
-        return parse_texts(pa.chunked_array([[text]]), kind, None).chunk(0), True
+        return parse_texts(pa.chunked_array([[text]]), kind).chunk(0), True
     except pa.ArrowInvalid:
         return pa.nulls(1, kind), False
 
@@ -213,7 +213,7 @@ def _read_as(schema: pa.Schema) -> list[pa.Field[Any]]:
     return [field.with_type(json_type(field.type)) for field in schema]
 
 
-def _read(texts: pa.Array, schema: pa.Schema, zone: str | None) -> pa.Table | None:
+def _read(texts: pa.Array, schema: pa.Schema, zone: str) -> pa.Table | None:
     """Return the rows of JSON objects; None if an object is bad.
 
     Each object is wrapped in a new object that also holds a number, so that two broken objects cannot combine

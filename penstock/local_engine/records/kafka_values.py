@@ -60,8 +60,8 @@ class RecordDecoder:
         The source of the pipeline.
     schema : pyarrow.Schema
         The source's columns, in Spark's types.
-    zone : str, optional
-        The time zone of times in JSON without a zone. By default, these times are refused.
+    zone : str
+        The time zone of times in JSON without a zone.
     value_schema, message, registry
         See `penstock.decode_kafka`.
 
@@ -77,7 +77,7 @@ class RecordDecoder:
         self,
         source: KafkaSource,
         schema: pa.Schema,
-        zone: str | None,
+        zone: str,
         value_schema: str | None,
         message: str | None,
         registry: SchemaRegistry | None,

@@ -27,7 +27,7 @@ Lines = tuple[pa.Array, pa.Table, dict[int, str]]
 
 
 def line_reader(
-    format: str, schema: pa.Schema, options: Mapping[str, str], zone: str | None
+    format: str, schema: pa.Schema, options: Mapping[str, str], zone: str
 ) -> Callable[[Path], Iterator[Lines]]:
     """Return a function that reads the lines of a file in blocks.
 
@@ -39,8 +39,8 @@ def line_reader(
         The columns, in Spark's types.
     options : mapping of str to str
         The result of `check_options`.
-    zone : str, optional
-        The time zone of times without a zone. By default, these times are refused.
+    zone : str
+        The time zone of times without a zone.
 
     Raises
     ------
@@ -85,7 +85,7 @@ class _CsvLines:
 
     schema: pa.Schema
     options: Mapping[str, str]
-    zone: str | None
+    zone: str
 
     def __call__(self, lines: pa.Array) -> tuple[pa.Table, dict[int, str]]:
         reasons: dict[int, str] = {}

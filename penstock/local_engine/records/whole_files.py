@@ -17,7 +17,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def file_reader(
-    format: str, schema: pa.Schema, options: Mapping[str, str], zone: str | None = None
+    format: str, schema: pa.Schema, options: Mapping[str, str], zone: str = "UTC"
 ) -> Callable[[Path], pa.Table]:
     """Return a function that reads a file.
 
@@ -32,8 +32,8 @@ def file_reader(
         The columns, in Spark's types.
     options : mapping of str to str
         Options of Spark's reader.
-    zone : str, optional
-        The time zone of times without a zone. By default, these times are refused.
+    zone : str
+        The time zone of times without a zone.
 
     Raises
     ------
@@ -55,8 +55,6 @@ def file_reader(
             for _, rows, reasons in read_lines(path):
                 parts.append(rows)
                 bad += len(reasons)
-        except InvalidUsageError as error:
-            raise InvalidUsageError(error.fact, hint=error.hint, file=path, **error.context) from None
         except (pa.ArrowException, UnicodeDecodeError) as error:
             # The error's text may contain values.
             raise InvalidUsageError(

@@ -39,9 +39,9 @@ def test_decimals_are_rounded_or_refused(digits: tuple[int, int], text: str) -> 
     column = pa.chunked_array([[text, "0"]])
     if expected is None:
         with pytest.raises(pa.ArrowInvalid):
-            parse_texts(column, kind, None)
+            parse_texts(column, kind)
     else:
-        assert parse_texts(column, kind, None).to_pylist() == [expected, 0]
+        assert parse_texts(column, kind).to_pylist() == [expected, 0]
     schema = pa.schema({"v": kind, "s": pa.struct({"v": kind}), "l": pa.list_(kind)})
     record = f'{{"v": {text}, "s": {{"v": {text}}}, "l": [{text}]}}'
     decoded, (reason, _) = JsonDecoder(schema).decode(pa.array([record.encode(), b'{"v": 0}']))

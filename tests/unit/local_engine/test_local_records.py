@@ -162,7 +162,7 @@ def test_fields_of_a_bad_record_that_can_be_read_are_kept(tmp_path: Path) -> Non
         place = tmp_path / format
         place.mkdir()
         write(place, "0", [*GOOD[format], *BAD[format]])
-        source = open_source(pipeline(place, format).source, "source", None, place / "log")
+        source = open_source(pipeline(place, format).source, "source", "UTC", place / "log")
         end = source.find_end(None)
         assert end is not None
         rows = pa.Table.from_batches(list(source.read(None, end))).to_pylist()
@@ -182,14 +182,14 @@ TIMED = "a BIGINT, b STRING, ts TIMESTAMP"
 
 
 @pytest.mark.parametrize("format", ["json", "csv"])
-def test_a_text_that_is_no_time_is_a_bad_record_without_a_zone_too(tmp_path: Path, format: str) -> None:
+def test_a_text_that_is_no_time_is_a_bad_record(tmp_path: Path, format: str) -> None:
     lines = {
         "json": ['{"a": 1, "ts": "2026-01-02T03:04:05Z"}', '{"a": 2, "ts": "n/a"}'],
         "csv": ["1,x,2026-01-02T03:04:05Z", "2,x,n/a"],
     }
     write(tmp_path, "0", lines[format])
     source = pipeline(tmp_path, format, schema=TIMED, on_error="skip").source
-    opened = open_source(source, "source", None, tmp_path / "log")
+    opened = open_source(source, "source", "UTC", tmp_path / "log")
     assert isinstance(opened, RecordFilesInput)
     end = opened.find_end(None)
     assert end is not None
@@ -198,23 +198,13 @@ def test_a_text_that_is_no_time_is_a_bad_record_without_a_zone_too(tmp_path: Pat
     assert records.rows["ts"].is_valid().to_pylist() == [True, False]
 
 
-def test_a_time_without_a_zone_ends_the_query_if_no_zone_is_known() -> None:
-    decoder = JsonDecoder(pa.schema({"ts": pa.timestamp("us", "UTC")}))
-    with pytest.raises(InvalidUsageError, match="times in a file have no zone"):
-        decoder.decode(pa.array([b'{"ts": "n/a"}', b'{"ts": "2026-01-02T03:04:05"}']))
-
-
 @pytest.mark.parametrize("format", ["csv", "json"])
-def test_the_error_about_a_time_without_a_zone_names_file_and_source(tmp_path: Path, format: str) -> None:
-    lines = {"csv": "1,x,2026-01-02T03:04:05", "json": '{"ts": "2026-01-02T03:04:05"}'}
-    file = write(tmp_path, "0", [lines[format]])
-    source = pipeline(tmp_path, format, schema=TIMED).source
-    opened = open_source(source, "source", None, tmp_path / "log")
-    end = opened.find_end(None)
-    assert end is not None
-    with pytest.raises(InvalidUsageError, match="times in a file have no zone") as caught:
-        list(opened.read(None, end))
-    assert caught.value.context == {"source": "source", "file": file, "column": "ts"}
+def test_a_time_without_a_zone_is_in_utc_by_default_as_in_a_run_on_spark(tmp_path: Path, format: str) -> None:
+    lines = {"csv": "a,2026-01-02T03:04:05", "json": '{"k": "a", "t": "2026-01-02T03:04:05"}'}
+    write(tmp_path, "0", [lines[format]])
+    run_to_end(pipeline(tmp_path, format, schema="k STRING, t TIMESTAMP"))
+    (row,) = PStreamReader(tmp_path / "out").read().to_pylist()
+    assert row == {"k": "a", "t": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +217,7 @@ def test_the_error_about_a_time_without_a_zone_names_file_and_source(tmp_path: P
 def test_a_record_that_no_parser_takes_is_bad(tmp_path: Path, format: str, bad: bytes) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0").write_bytes(b"\n".join([GOOD[format][0].encode(), bad]))
-    source = open_source(pipeline(tmp_path, format).source, "source", None, tmp_path / "log")
+    source = open_source(pipeline(tmp_path, format).source, "source", "UTC", tmp_path / "log")
     end = source.find_end(None)
     assert end is not None
     rows = pa.Table.from_batches(list(source.read(None, end))).to_pylist()
@@ -237,7 +227,7 @@ def test_a_record_that_no_parser_takes_is_bad(tmp_path: Path, format: str, bad: 
 def test_a_lone_carriage_return_ends_a_line_as_on_spark(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0").write_bytes(b"a,1,1\nc,1\r,1,1")
-    source = open_source(pipeline(tmp_path, "csv").source, "source", None, tmp_path / "log")
+    source = open_source(pipeline(tmp_path, "csv").source, "source", "UTC", tmp_path / "log")
     end = source.find_end(None)
     assert end is not None
     rows = pa.Table.from_batches(list(source.read(None, end))).to_pylist()
@@ -346,8 +336,6 @@ def test_times_in_structs_and_lists_are_read() -> None:
         assert decoded.to_pylist() == expected[some]
         assert [reason is not None for reason in reasons] == [False, False, True][some]
     local = pa.array([b'{"l": ["2026-01-31T09:30:01"]}'])
-    with pytest.raises(InvalidUsageError, match=r"zone.*column=l"):
-        JsonDecoder(schema).decode(local)
     decoded, _ = JsonDecoder(schema, "America/New_York").decode(local)
     assert decoded.to_pylist() == [{"s": None, "l": [at + timedelta(hours=5)]}]
 
@@ -411,7 +399,7 @@ def test_changes_of_debezium_are_rows_with_a_flag_for_deletes() -> None:
     ]
     source = kafka(value_format="debezium", schema="id INT, name STRING", kafka_columns=["offset"])
     schema = as_arrow_of_spark(spark_schema(schema_of(source)))
-    decoder = RecordDecoder(source, schema, None, **encoding_of(source))
+    decoder = RecordDecoder(source, schema, "UTC", **encoding_of(source))
     count = len(values)
     raw = pa.table(
         {
@@ -522,7 +510,7 @@ def open_kafka(place: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> 
     monkeypatch.setattr(KafkaInput, "_connect", lambda self: consumer)
     source = kafka(kafka_columns=["offset"])
     schema = spark_schema(schema_of(source))
-    decoder = RecordDecoder(source, as_arrow_of_spark(schema), None, **encoding_of(source))
+    decoder = RecordDecoder(source, as_arrow_of_spark(schema), "UTC", **encoding_of(source))
     (place / "log").mkdir()
     texts = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"} | options
     if "subscribePattern" in options:
