@@ -108,6 +108,10 @@ class UpsertTarget(ABC):
         """Return whether the caller should retry, because the store is only temporarily unavailable."""
         return isinstance(error, self.transient)
 
+    def reason(self, error: Exception) -> str:
+        """Return the reason for an error, in a line that may hold secrets."""
+        return str(error).strip().partition("\n")[0]
+
     @abstractmethod
     def prepare(self, *, create: bool) -> None:
         """Check that the table has the columns and the key; with `create`, create a missing table.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -57,6 +59,26 @@ def test_a_store_that_does_not_answer_is_logged_with_the_reason_but_no_secret(
         _call_patiently(target, call, 60.0)
     (record,) = caplog.records
     assert record.getMessage().endswith("reason=connection refused for ***]")
+
+
+def test_a_duckdb_file_that_another_process_has_open_is_retried_and_its_holder_named(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    file = tmp_path / "store.db"
+    target = open_target(f"duckdb:///{file}", "newest", Columns(_SCHEMA, ("k",), "t", False))
+    hold = "import duckdb, sys; held = duckdb.connect(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", hold, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(duckdb.IOException) as caught:
+            target.prepare(create=True)
+        holder.communicate()
+    assert target.is_transient(caught.value)
+    reason = target.reason(caught.value)
+    assert f"PID {holder.pid}" in reason
+    assert "read-only" not in reason
+    target.prepare(create=True)
+    target.close()
 
 
 @pytest.mark.parametrize(
