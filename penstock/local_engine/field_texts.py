@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["JSON_DECIMAL", "WIDE_DECIMAL", "parse_texts", "round_decimals"]
+__all__ = ["JSON_DECIMAL", "WIDE_DECIMAL", "is_zone", "parse_texts", "round_decimals", "to_instants"]
 
 _NUMBER: Final = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _FEW_DIGITS: Final = r"([0-9]{1,38}\.?[0-9]{0,38}|\.[0-9]{1,38})"
@@ -236,6 +236,11 @@ def _parse_times(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str) -> p
             texts = pc.if_else(is_bare, None, texts)
     parsed = _convert(texts, usual, _cast_to(kind), partial(_parse_time, is_local=is_local), kind)
     return parsed if bare is None else pc.coalesce(parsed, to_instants(bare, zone).cast(kind))
+
+
+def is_zone(name: str) -> bool:
+    """Return whether `to_instants` knows a zone by this name: of the time zone database, or an offset."""
+    return name in _zones() or re.fullmatch("[+-](0[0-9]|1[0-7]):[0-5][0-9]", name) is not None
 
 
 def to_instants(times: pa.ChunkedArray[Any], zone: str) -> pa.ChunkedArray[Any]:

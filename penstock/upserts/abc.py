@@ -108,8 +108,8 @@ class UpsertTarget(ABC):
         """Return whether the caller should retry, because the store is only temporarily unavailable."""
         return isinstance(error, self.transient)
 
-    def reason(self, error: Exception) -> str:
-        """Return the reason for an error, in a line that may hold secrets."""
+    def describe(self, error: Exception) -> str:
+        """Return an error's first line. It may hold secrets, which the caller hides."""
         return str(error).strip().partition("\n")[0]
 
     @abstractmethod

@@ -313,8 +313,8 @@ class Aggregate(Node):
             written = [one.text for _, one in self.aggregates if any(call in one.text for call in calls)]
             raise self.wrong(
                 "an aggregate does not take values of this type",
-                "cast decimals to DOUBLE, or x * 100 to BIGINT for exact cents; sum, median, percentile, own "
-                "take integers and floats; min and max also dates and times; first and last take any type",
+                "cast decimals to DOUBLE, or on Spark x * 100 to BIGINT; sum, median, percentile, own take "
+                "integers and floats; min and max also dates and times; first and last take any type",
                 expression=", ".join(written) or partial.expression,
                 type=kind,
             )

@@ -101,7 +101,7 @@ class Totals:
     signal : int or None
         The signal that stopped the run.
     earlier : mapping of str to Totals
-        The totals of the other queries of the run, by name.
+        The totals of the other queries of the run, by name; for a graph, only of those that ran a batch.
     """
 
     batches: int = 0

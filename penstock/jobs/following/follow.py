@@ -34,7 +34,7 @@ from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
 from penstock.spark_ext.worker.restart import start_again, was_available_now
 
-__all__ = ["BatchReader", "batch_of", "follow", "follow_graph"]
+__all__ = ["BatchReader", "batch_of", "follow", "follow_graph", "names_of"]
 
 _POLL_S = 0.25
 _MIN_OVERDUE_S = 1.0
@@ -149,16 +149,14 @@ def follow(
     if isinstance(queries, RunningGraph):
         return follow_graph(queries, on_batch, signals)
     with ExitStack() as stack:
+        *earlier, _ = names_of(queries)
         running: list[_Followed] = []
-        for number, query in enumerate(queries, 1):
-            name = "" if number == len(queries) else query.name or f"query {number}"
-            if any(name == one.name for one in running):  # of another session
-                name += f" ({number})"
+        for query, name in zip(queries, [*earlier, ""], strict=True):
             one = _Followed(query, name, signals, drain, _POLL_S / len(queries))
             stack.callback(one.close)
             running.append(one)
         # A query without batches has its totals, too.
-        totals = Totals(earlier={one.name: Totals() for one in running if one.name})
+        totals = Totals(earlier={name: Totals() for name in earlier})
         is_stopped = False
         while running:
             if signals.received is not None and not is_stopped:
@@ -173,9 +171,22 @@ def follow(
                     on_batch(named)
                 else:
                     running.remove(one)
-    stopped_by = signals.received
-    earlier = {name: replace(one, signal=stopped_by) for name, one in totals.earlier.items()}
-    return replace(totals, signal=stopped_by, earlier=earlier)
+    return _stopped_by(totals, signals.received)
+
+
+def names_of(queries: Sequence[StreamingQuery]) -> list[str]:
+    """Return a name for each query. Queries of several sessions may have the same name."""
+    names: list[str] = []
+    for number, query in enumerate(queries, 1):
+        name = query.name or f"query {number}"
+        names.append(f"{name} ({number})" if name in names else name)
+    return names
+
+
+def _stopped_by(totals: Totals, signal: int | None) -> Totals:
+    """Return totals, and those of the other queries, with the signal that stopped the run."""
+    earlier = {name: replace(one, signal=signal) for name, one in totals.earlier.items()}
+    return replace(totals, signal=signal, earlier=earlier)
 
 
 def _stop_together(queries: Sequence[StreamingQuery]) -> None:
@@ -310,7 +321,7 @@ def follow_graph(running: RunningGraph, on_batch: Callable[[Batch], None], signa
         for batch in batches:
             totals = totals.plus(batch)
             on_batch(batch)
-    return replace(totals, signal=signals.received)
+    return _stopped_by(totals, signals.received)
 
 
 def _read_new(

@@ -49,6 +49,7 @@ from penstock.jobs.pipelines.graph import (
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.local_engine.builder import NodeRows, OpenInput
 from penstock.local_engine.checks import USE_SPARK, find_refusals
+from penstock.local_engine.field_texts import is_zone
 from penstock.local_engine.file_formats import check_options
 from penstock.local_engine.inputs import Input
 from penstock.local_engine.outputs import (
@@ -174,9 +175,22 @@ def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterato
         yield problem(f"the local engine has no sink {pipeline.sink.type}", "sink", "type")
     if isinstance(pipeline.sink, ParquetSink) and pipeline.sink.options:
         yield problem("the local engine knows no options of Parquet", "sink", "options")
+    if not is_zone(zone := _zone(pipeline)):
+        hint = "write a name such as Europe/Berlin, or an offset such as +02:00"
+        yield describe(
+            document.place(("query", "spark")),
+            ("query", "spark", _TIME_ZONE),
+            f"the local engine does not know the time zone {zone!r}",
+            hint,
+        )
     for name in sorted(pipeline.query.spark.keys() - _SETTINGS):
         if name.startswith("spark.sql."):
             yield problem(f"the local engine does not know {name}", "query", "spark")
+
+
+def _zone(pipeline: Pipeline) -> str:
+    """Return the zone of times without a zone; by default that of a session that Penstock opens."""
+    return pipeline.query.spark.get(_TIME_ZONE, "UTC")
 
 
 def _wrong_options(document: Document, files: FilesSource | TableSection, *path: str | int) -> Iterator[str]:
@@ -317,7 +331,7 @@ def bind_graph(
     late = pipeline.decodes_late and SOURCE not in places.inputs
     sources: dict[str, OpenInput] = {}
     paths: dict[str, str] = {}
-    zone = pipeline.query.spark.get(_TIME_ZONE, "UTC")  # as in a session of `penstock run`
+    zone = _zone(pipeline)
     for (place, source), name in zip(_sources(pipeline), _names(pipeline), strict=True):
         if name in places.inputs:
             sources[name] = _given(places.inputs[name])

@@ -20,7 +20,7 @@ from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.jobs.dashboard.dashboard import Dashboard
 from penstock.jobs.following.batches import Batch, Totals, batch_printer, summary_line
-from penstock.jobs.following.follow import follow
+from penstock.jobs.following.follow import follow, names_of
 from penstock.jobs.following.other_queries import report_failures
 from penstock.jobs.pipelines.start import start, start_pipeline
 from penstock.jobs.session import open_session, session
@@ -105,7 +105,8 @@ def run(
     -------
     Totals
         Sums over the batches of the last query, the number of its keys that still wait, and the signal that
-        stopped the queries. `Totals.earlier` has the totals of the other queries, by name.
+        stopped the queries. `Totals.earlier` has the totals of the other queries by name, for a graph
+        only of those that ran a batch.
 
     Raises
     ------
@@ -161,7 +162,7 @@ def _run(
     """Follow queries or a graph until they end or a signal stops them; an earlier signal counts, too."""
     name = ""
     if not isinstance(running, RunningGraph) and len(running) > 1:
-        name = running[-1].name or f"query {len(running)}"
+        name = names_of(running)[-1]
     with ExitStack() as printer:
         show = on_batch
         if show is None:

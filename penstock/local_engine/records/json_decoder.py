@@ -61,7 +61,7 @@ class JsonDecoder(Decoder):
         If only Spark can read a type.
     """
 
-    def __init__(self, schema: pa.Schema, zone: str = "UTC", *, keeps_numbers: bool = False) -> None:
+    def __init__(self, schema: pa.Schema, zone: str, *, keeps_numbers: bool = False) -> None:
         check_json_types(schema)
         self.schema = schema
         self._zone = zone

@@ -17,7 +17,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def file_reader(
-    format: str, schema: pa.Schema, options: Mapping[str, str], zone: str = "UTC"
+    format: str, schema: pa.Schema, options: Mapping[str, str], zone: str
 ) -> Callable[[Path], pa.Table]:
     """Return a function that reads a file.
 

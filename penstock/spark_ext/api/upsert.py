@@ -214,7 +214,7 @@ def _call_patiently(target: UpsertTarget, call: Callable[[], None], patience_s: 
                     code=getattr(error, "sqlstate", None) or number,
                     hint="compare the types and constraints of the table with the rows",
                 ) from None
-            reason = redact(target.reason(error))
+            reason = redact(target.describe(error))
             if monotonic_s() - begun_s + pause_s > patience_s:
                 raise UnavailableError(
                     "the store does not answer", table=target.name, reason=reason

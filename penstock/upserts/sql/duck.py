@@ -43,9 +43,9 @@ class DuckTable(SqlTable):
         super().__init__(path, table, columns)
         self.file = Path(path)
 
-    def reason(self, error: Exception) -> str:
-        """Return the reason for an error, without DuckDB's advice to open a locked file for reading only."""
-        return super().reason(error).partition(" However, you would be able to open")[0]
+    def describe(self, error: Exception) -> str:
+        """Return an error's first line, without DuckDB's advice to open a locked file for reading only."""
+        return super().describe(error).partition(" However, you would be able to open")[0]
 
     def _connect(self) -> Any:
         import duckdb

@@ -78,6 +78,8 @@ def test_queries_of_one_name_are_all_followed() -> None:
     assert set(totals.earlier) == {"x", "x (2)"}
     assert [one.batches for one in totals.earlier.values()] == [3, 3]
     assert totals.batches == 3
+    queries: list[Any] = [first, second, last, first]
+    assert follow.names_of(queries) == ["x", "x (2)", "query 3", "x (4)"]
 
 
 def test_a_query_without_batches_has_a_line_too() -> None:

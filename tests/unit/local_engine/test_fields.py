@@ -44,7 +44,7 @@ def test_decimals_are_rounded_or_refused(digits: tuple[int, int], text: str) -> 
         assert parse_texts(column, kind).to_pylist() == [expected, 0]
     schema = pa.schema({"v": kind, "s": pa.struct({"v": kind}), "l": pa.list_(kind)})
     record = f'{{"v": {text}, "s": {{"v": {text}}}, "l": [{text}]}}'
-    decoded, (reason, _) = JsonDecoder(schema).decode(pa.array([record.encode(), b'{"v": 0}']))
+    decoded, (reason, _) = JsonDecoder(schema, "UTC").decode(pa.array([record.encode(), b'{"v": 0}']))
     assert decoded["v"].to_pylist() == [expected, 0]
     assert decoded["s"][0].as_py() == {"v": expected}
     assert decoded["l"][0].as_py() == (None if expected is None else [expected])
@@ -57,7 +57,7 @@ def test_a_file_with_decimals_of_many_digits_is_read(tmp_path: Path, format: str
     lines = texts if format == "csv" else [f'{{"v": {text}}}' for text in texts]
     file = tmp_path / "a"
     file.write_text("\n".join(lines))
-    rows = file_reader(format, pa.schema({"v": pa.decimal128(38, 2)}), {})(file)
+    rows = file_reader(format, pa.schema({"v": pa.decimal128(38, 2)}), {}, "UTC")(file)
     assert list(map(str, rows["v"].to_pylist())) == ["1.01", "1.00", "0.11", "0.00", "1000.50"]
 
 
@@ -65,7 +65,7 @@ def test_a_file_with_decimals_of_many_digits_is_read(tmp_path: Path, format: str
 def test_lines_end_at_cr_lf_or_both(tmp_path: Path, header: bool) -> None:
     (tmp_path / "a").write_bytes((b"k,n\r" if header else b"") + b"a,1\rb,2\r\n\r\nc,3\n")
     schema = pa.schema({"k": pa.string(), "n": pa.int64()})
-    rows = file_reader("csv", schema, {"header": str(header)})(tmp_path / "a")
+    rows = file_reader("csv", schema, {"header": str(header)}, "UTC")(tmp_path / "a")
     assert rows.to_pydict() == {"k": ["a", "b", "c"], "n": [1, 2, 3]}
 
 

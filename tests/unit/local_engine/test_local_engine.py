@@ -15,6 +15,7 @@ import sys
 import urllib.request
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -561,16 +562,30 @@ def test_times_of_files_without_a_zone_get_one(tmp_path: Path) -> None:
     schema = pa.schema({"t": pa.timestamp("us", "UTC")})
     file = tmp_path / "a.csv"
     file.write_text("2026-01-01T10:00:00Z\n2026-01-01 12:00:00+02:00\n")
-    assert len(set(file_reader("csv", schema, {})(file)["t"].to_pylist())) == 1
+    assert len(set(file_reader("csv", schema, {}, "UTC")(file)["t"].to_pylist())) == 1
     file.write_text("2026-01-01 10:00:00\n2026-01-01 09:00:00Z\n")
-    assert len(set(file_reader("csv", schema, {})(file)["t"].to_pylist())) == 2
+    nine, ten = (datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (9, 10))
+    assert file_reader("csv", schema, {}, "UTC")(file)["t"].to_pylist() == [ten, nine]
     assert len(set(file_reader("csv", schema, {}, "Europe/Berlin")(file)["t"].to_pylist())) == 1
+
+
+@pytest.mark.parametrize(
+    ("zone", "is_known"),
+    [("Asia/Tokyo", True), ("+02:00", True), ("Europe/Belin", False), ("GMT+2", False), ("", False)],
+)
+def test_a_zone_that_the_engine_does_not_know_is_refused(tmp_path: Path, zone: str, is_known: bool) -> None:
+    append(tmp_path / "in", updates(3))
+    query = {"checkpoint": "checkpoint", "spark": {"spark.sql.session.timeZone": zone}}
+    checked = pipeline(tmp_path, queue=QUEUE, query=query)
+    expected = nullcontext() if is_known else pytest.raises(PipelineError, match="not know the time zone")
+    with expected:
+        check_local_pipeline(checked)
 
 
 def test_a_file_that_does_not_fit_is_refused_without_its_values(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": ["secret"]}), tmp_path / "a.parquet")
     with pytest.raises(InvalidUsageError, match="does not fit the schema") as caught:
-        file_reader("parquet", pa.schema({"n": pa.int64()}), {})(tmp_path / "a.parquet")
+        file_reader("parquet", pa.schema({"n": pa.int64()}), {}, "UTC")(tmp_path / "a.parquet")
     assert "secret" not in str(caught.value)
 
 
@@ -586,7 +601,7 @@ def test_values_of_a_table_that_do_not_fit_are_null_and_counted(
 ) -> None:
     (tmp_path / "a").write_text(text)
     schema = pa.schema({"k": pa.string(), "v": pa.decimal128(38, 2)})
-    rows = file_reader(format, schema, {})(tmp_path / "a").to_pylist()
+    rows = file_reader(format, schema, {}, "UTC")(tmp_path / "a").to_pylist()
     assert rows == [{"k": "a", "v": 1}, {"k": "b", "v": None}, {"k": "c", "v": 1000}]
     assert caplog.messages == [
         f"records do not fit the schema, and have nulls [file={tmp_path / 'a'} records=1]"

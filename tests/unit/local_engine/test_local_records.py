@@ -253,7 +253,9 @@ _texts = st.one_of(_values.map(json.dumps), st.text('{}":, \na1', max_size=6), s
 @given(st.lists(_texts, max_size=12))
 def test_json_is_decoded_as_record_by_record(texts: list[str]) -> None:
     schema = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
-    decoded, reasons = JsonDecoder(schema).decode(pa.array([text.encode() for text in texts], pa.binary()))
+    decoded, reasons = JsonDecoder(schema, "UTC").decode(
+        pa.array([text.encode() for text in texts], pa.binary())
+    )
     expected = [_decode_alone(text) for text in texts]
     assert decoded.to_pylist() == [row for row, _ in expected]
     assert [reason is None for reason in reasons] == [good for _, good in expected]
@@ -285,7 +287,7 @@ def _decode_alone(text: str) -> tuple[dict[str, Any], bool]:
 def test_only_types_that_json_has_here_are_read() -> None:
     for kind in (pa.binary(), pa.map_(pa.string(), pa.int64()), pa.list_(pa.binary())):
         with pytest.raises(InvalidUsageError, match="reads no such type in JSON: column=c"):
-            JsonDecoder(pa.schema({"c": kind}))
+            JsonDecoder(pa.schema({"c": kind}), "UTC")
 
 
 NESTED = pa.schema(
@@ -314,7 +316,7 @@ NESTED = pa.schema(
 def test_the_readable_parts_of_structs_and_lists_are_read(
     record: dict[str, Any], row: dict[str, Any], is_good: bool
 ) -> None:
-    decoded, (reason,) = JsonDecoder(NESTED).decode(pa.array([json.dumps(record).encode()]))
+    decoded, (reason,) = JsonDecoder(NESTED, "UTC").decode(pa.array([json.dumps(record).encode()]))
     assert decoded.to_pylist() == [dict.fromkeys(NESTED.names) | row]
     assert (reason is None) == is_good
 
@@ -332,7 +334,7 @@ def test_times_in_structs_and_lists_are_read() -> None:
     expected.append({"s": {"at": at, "day": None}, "l": None})
     for some in (slice(2), slice(3)):  # all records at once, and one by one because of a bad record
         texts = pa.array([json.dumps(record).encode() for record in records[some]])
-        decoded, reasons = JsonDecoder(schema).decode(texts)
+        decoded, reasons = JsonDecoder(schema, "UTC").decode(texts)
         assert decoded.to_pylist() == expected[some]
         assert [reason is not None for reason in reasons] == [False, False, True][some]
     local = pa.array([b'{"l": ["2026-01-31T09:30:01"]}'])
@@ -354,7 +356,7 @@ def test_a_number_for_a_text_has_the_form_that_spark_gives_it(text: str, shortes
     schema = pa.schema({"k": pa.string(), "s": pa.struct({"k": pa.string()})})
     record = f'{{"k": {text}, "s": {{"k": {text}}}}}'.encode()
     for keeps, form in ((True, text), (False, shortest)):
-        decoded, reasons = JsonDecoder(schema, keeps_numbers=keeps).decode(pa.array([record]))
+        decoded, reasons = JsonDecoder(schema, "UTC", keeps_numbers=keeps).decode(pa.array([record]))
         assert form is None or decoded.to_pylist() == [{"k": form, "s": {"k": form}}]
         assert reasons == [None]
 
@@ -362,7 +364,7 @@ def test_a_number_for_a_text_has_the_form_that_spark_gives_it(text: str, shortes
 def test_a_record_as_deep_as_the_parser_takes_does_not_end_the_query() -> None:
     schema = pa.schema({"k": pa.string(), "t": pa.int64()})
     texts = [b'{"k": ' + b"[" * deep + b"]" * deep + b', "t": 1}' for deep in range(800, 1_100)]
-    _, reasons = JsonDecoder(schema).decode(pa.array(texts))
+    _, reasons = JsonDecoder(schema, "UTC").decode(pa.array(texts))
     assert reasons[0] is None and reasons[-1] is not None
 
 

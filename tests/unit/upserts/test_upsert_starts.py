@@ -61,11 +61,12 @@ def test_a_store_that_does_not_answer_is_logged_with_the_reason_but_no_secret(
     assert record.getMessage().endswith("reason=connection refused for ***]")
 
 
-def test_a_duckdb_file_that_another_process_has_open_is_retried_and_its_holder_named(tmp_path: Path) -> None:
+def test_a_duckdb_file_that_another_process_reads_is_retried_and_its_holder_named(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     file = tmp_path / "store.db"
+    duckdb.connect(file).close()
     target = open_target(f"duckdb:///{file}", "newest", Columns(_SCHEMA, ("k",), "t", False))
-    hold = "import duckdb, sys; held = duckdb.connect(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    hold = "import duckdb, sys; _ = duckdb.connect(sys.argv[1], True); print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", hold, str(file)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -74,9 +75,10 @@ def test_a_duckdb_file_that_another_process_has_open_is_retried_and_its_holder_n
             target.prepare(create=True)
         holder.communicate()
     assert target.is_transient(caught.value)
-    reason = target.reason(caught.value)
-    assert f"PID {holder.pid}" in reason
-    assert "read-only" not in reason
+    assert "read-only" in str(caught.value)
+    described = target.describe(caught.value)
+    assert f"PID {holder.pid}" in described
+    assert "read-only" not in described
     target.prepare(create=True)
     target.close()
 
