@@ -18,7 +18,7 @@ _MIN_SHOWN_MS = 0.5
 """Staleness is shown in whole milliseconds, and not if it rounds to 0."""
 _STALENESS = (
     "stale: how long, per key, the oldest unserved update has waited in the queue;",
-    "average and 95th percentile over keys and time",
+    "average and 95th percentile over keys and time; not shown below 0.5 ms",
 )
 """The explanation that follows the first batch with staleness."""
 _BAD_RECORDS = (

@@ -289,7 +289,7 @@ def test_run_shows_batches_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
         "batch 0     in    20,000  emitted      500  conflated    18,380  late 7  duplicates 3  "
         "waiting   1,120  stale 340 ms, p95 1.2 s  took 2.1 s",
         "stale: how long, per key, the oldest unserved update has waited in the queue;  "
-        "average and 95th percentile over keys and time",
+        "average and 95th percentile over keys and time; not shown below 0.5 ms",
         "1 batch, 20,000 rows in, 500 emitted, 18,380 conflated, 7 late, 3 duplicates",
         "1,120 keys still wait: the newest row of each is gone with the temporary checkpoint; "
         "set query.checkpoint to keep it.",
