@@ -219,7 +219,9 @@ def _call_patiently(target: UpsertTarget, call: Callable[[], None], patience_s: 
                 raise UnavailableError(
                     "the store does not answer", table=target.name, reason=reason
                 ) from None
-            _LOGGER.warning("cannot write to the store, trying again [table=%s reason=%s]", target.name, reason)
+            _LOGGER.warning(
+                "cannot write to the store, trying again [table=%s reason=%s]", target.name, reason
+            )
             threading.Event().wait(pause_s)  # growing pauses, so that a starting store gets few calls
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         else:

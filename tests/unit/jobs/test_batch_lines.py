@@ -82,7 +82,9 @@ def test_a_pipe_gets_one_plain_line_for_each_batch_and_one_that_says_what_stale_
             show(BUSY)
     shown = (tmp_path / "out").read_text().splitlines()
     assert shown[2].startswith("stale: how long, per key, the oldest unserved update has waited")
-    assert shown[2].endswith("in the queue;  average and 95th percentile over keys and time; not shown below 0.5 ms")
+    assert shown[2].endswith(
+        "in the queue;  average and 95th percentile over keys and time; not shown below 0.5 ms"
+    )
     assert [*shown[:2], *shown[3:]] == [batch_line(QUIET), batch_line(BUSY), batch_line(BUSY)]
 
 
