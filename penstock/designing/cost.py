@@ -104,7 +104,7 @@ class CostModel:
         return out
 
     def bound(self, masks: Masks) -> float:
-        """Return a lower bound of the cost of all designs whose records need at least these partitions."""
+        """Return a lower bound of a design's cost, if each record needs at least these partitions."""
         self.designs += 1
         workload = self.workload
         counts = count_distributed(masks[: workload.records], workload.weights)

@@ -385,8 +385,8 @@ class CommitLog:
         Parameters
         ----------
         start_of : callable
-            A function that returns the first row that is needed, by the current log. If the stream already
-            starts at this row or later, nothing is added.
+            A function that returns the first row that is still needed according to the log. If the stream
+            already starts at this row or later, nothing is added.
 
         Raises
         ------

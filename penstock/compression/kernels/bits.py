@@ -107,7 +107,7 @@ class Packed(NamedTuple):
 
 @kernel
 def _pack_run(values: Any, base: Any, width: int, out: Bytes) -> None:
-    """Pack values less `base` as one run of bits."""
+    """Subtract `base` from values, and pack them as one run of bits."""
     for i in range((values.shape[0] * width + 7) // 8):
         out[i] = 0
     at = 0

@@ -72,7 +72,7 @@ _ABOVE_9 = np.uint64(0x7676767676767676)
 
 @kernel
 def _run(source: Bytes, at: int, end: int, kind: Any) -> Any:
-    """Return the end of a run of bytes of some kinds: bit 0 of `kind` is digits, 1 letters, 2 other bytes."""
+    """Return the end of a run of bytes of `kind`: bit 0 for digits, bit 1 for letters, bit 2 for others."""
     while at < end:
         digits, letters = classes_at(source, at)
         some = np.uint64(0)

@@ -171,7 +171,7 @@ def silent_field(names: Sequence[str]) -> pa.Field[Any]:
 
 
 def mark_rows(rows: pa.RecordBatch, *, silent: bool = False) -> pa.RecordBatch:
-    """Return rows with the column that marks silent rows."""
+    """Return rows with the column that marks rows about keys that went silent."""
     return rows.append_column(SILENT_COLUMN, pa.array(np.full(rows.num_rows, silent)))
 
 

@@ -291,7 +291,7 @@ class _Statement:
         return ast.Subscript(selected, place), index
 
     def _value(self, node: exp.Expression, row: ast.expr | None = None) -> ast.expr:
-        """Return a value; its columns are read from `row`."""
+        """Compile an expression; its columns are read from `row`."""
         if isinstance(node, exp.Paren):
             return self._value(node.this, row)
         if isinstance(node, exp.Placeholder):

@@ -281,7 +281,7 @@ class Panes(ABC):
         self._held.add(self._arrived[-1])
 
     def _find(self, partials: PanePartials, panes: Integers, first: int, last: int) -> Iterator[WindowRanges]:
-        """Return the windows from `first` to `last` that contain sorted partials; see `find_windows`."""
+        """Return the windows from `first` to `last` that contain any of the partials, which are sorted."""
         return find_windows(self._layout.spec, partials, panes, first, last, self._limits.chunk_windows)
 
     def _collect_closed(self, ranges: WindowRanges, reads: Container[str] | None) -> ClosedWindows:

@@ -189,7 +189,7 @@ class UpdateWindows:
         return self._panes.numbers_of(keys)
 
     def groups_of(self, ids: Integers) -> list[pa.Array[Any]]:
-        """Return the columns of groups by their numbers."""
+        """Return the group columns of the groups with these numbers."""
         return self._panes.groups_of(ids)
 
     def enqueue(self, arrivals: WindowArrivals, now_us: int) -> Enqueued:
