@@ -135,8 +135,8 @@ def run(
         typer.Option(
             "--dashboard",
             metavar="ADDRESS",
-            help="Serve the dashboard at a port of 127.0.0.1 or at HOST:PORT, or off. By default a terminal "
-            "gets one at a free port.",
+            help="Serve the dashboard at a port of 127.0.0.1, or at HOST:PORT; the value off turns it off. "
+            "By default, a run in a terminal serves it at a free port.",
             show_default=False,
         ),
     ] = None,
@@ -275,7 +275,7 @@ def explain(
 
     PIPELINE may also be a Python file that makes databases. Then the command shows their tables. For each
     procedure it shows reads and writes with their conditions, the undo log, the rejections and the route. It
-    imports the file: code under if __name__ == "__main__": does not run, but a db.call(...) outside runs.
+    imports the file: code under if __name__ == "__main__": does not run, but a db.call(...) outside it does.
     """
     with errors(debug=debug):
         from penstock import dataflow
@@ -407,8 +407,8 @@ def warm_up(
 ) -> None:
     """Compile kernels and archive Spark's classes, so that later runs start in a third less time.
 
-    Run it once for each Python environment and Java version. A run takes between 30 seconds and two minutes,
-    and 200 MB in ~/.cache/penstock.
+    Run it once for each Python environment and Java version. A run takes between 30 seconds and two minutes.
+    The archive takes 200 MB in ~/.cache/penstock.
     """
     with errors(debug=debug):
         from penstock.jobs.class_archive import class_archive, make_class_archive

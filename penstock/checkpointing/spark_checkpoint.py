@@ -190,10 +190,11 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
 
     Call it on the driver while the query does not run. If no file is torn, the call does nothing. Otherwise
     the query continues from the newest micro-batch whose files are all whole, and later files are deleted. If
-    the checkpoint is not on a local disk, only the remains of an unfinished first offset are deleted.
+    the checkpoint is not on a local disk, only the remains of an unfinished first file of Spark's offset
+    log are deleted.
 
     A planned micro-batch whose files are not whole is planned again. A sink other than a p-stream may drop
-    the rows of this micro-batch, if the sink skips numbers of micro-batches that it has already seen.
+    the rows of this micro-batch, if the sink skips micro-batches whose numbers it has already seen.
 
     Parameters
     ----------

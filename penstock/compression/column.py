@@ -47,7 +47,7 @@ FORMAT_VERSION = 2
 """The newest format that this code reads. It writes the oldest version that can represent the block."""
 
 MAX_BYTES = 1 << 31
-"""The default limit of a block's decoded bytes; a block that states more is refused."""
+"""The default limit of a block's decoded bytes; a block whose stated size is larger is refused."""
 
 _MAGIC = b"PB"
 _NULLS = 8
@@ -204,7 +204,7 @@ class Block:
     Raises
     ------
     CorruptDataError
-        If the block is cut, changed, of a newer format, or states more than `max_bytes`.
+        If the block is cut, changed or of a newer format, or if its stated size exceeds `max_bytes`.
     """
 
     def __init__(self, data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> None:
@@ -281,7 +281,7 @@ class Block:
             check(all(node.width == 3 for node in self.nodes), "a decimal's halves have a wrong size")
 
     def describe(self) -> list[tuple[str, str, int, int]]:
-        """Describe each stream: its name, its cascade, its number of values, and its bytes."""
+        """Describe each stream: its name, its cascade, its number of values, and its size in bytes."""
         streams = list(zip(_STREAMS[self.layout], self.nodes, strict=False))
         if self.validity is not None:
             streams.insert(0, ("validity", self.validity))
@@ -394,7 +394,7 @@ def decode(data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> pa.
     Raises
     ------
     CorruptDataError
-        If the block is cut, changed, of a newer format, states more than `max_bytes`, or contradicts
-        itself.
+        If the block is cut, changed or of a newer format, if its stated size exceeds `max_bytes`, or if it
+        contradicts itself.
     """
     return Block(data, file=file, max_bytes=max_bytes).read()

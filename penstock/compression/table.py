@@ -297,7 +297,7 @@ class BlockWriter:
         self._schema: pa.Schema | None = None
 
     def write(self, table: pa.RecordBatch | pa.Table) -> int:
-        """Write a table as one block; return its bytes.
+        """Write a table as one block; return the block's size in bytes.
 
         Raises
         ------

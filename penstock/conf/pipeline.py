@@ -306,8 +306,8 @@ def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipel
     Raises
     ------
     PipelineError
-        If anything is wrong. Each problem has a line that names the field, and either its file and line, or
-        its override.
+        If anything is wrong. The message has one line for each problem. The line names the field, and either
+        its file and line or its override.
     """
     return load_document(reference, overrides)[0]
 

@@ -376,7 +376,7 @@ class Database:
         design : PartitionDesign, str or path, optional
             A result of `penstock.design`, or its YAML file, instead of `partitions` and `ranges`.
         evaluation : str or Evaluation
-            The mode of ``run``: ``serial``; on two threads ``chains``, ``levels``, ``split``, ``adaptive``.
+            The mode of ``run``: ``serial``; on two threads: ``chains``, ``levels``, ``split``, ``adaptive``.
         predictor : Predictor, optional
             A result of `penstock.predict`, so that fewer transactions are forwarded.
         speculate : bool or str

@@ -2,9 +2,9 @@
 
 Spark runs Python data sources in other processes, and copies the traceback of their errors into the text of
 its own error. So `shorten_errors` wraps PySpark's methods that load and save, and the function that makes
-its errors, once in each process. Actions and streaming queries fail through this function. Behind Spark
-Connect any request may be the first that needs the columns, so it wraps the method that makes errors.
-The error keeps its class.
+its errors, once in each process. The errors of actions and streaming queries come from this function.
+Behind Spark Connect any request may be the first that needs the columns, so there `shorten_errors` wraps the
+method that makes errors. The error keeps its class.
 
 If a query of a classic session is stopped while its function of ``foreachBatch`` calls the JVM, Spark
 searches the text of the function's error with a regular expression that uses stack space for each character.

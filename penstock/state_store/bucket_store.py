@@ -31,11 +31,10 @@ Invariants:
    ``retain_versions`` newest versions up to v may still arrive. Instead of each of these pointers, the
    pointer of any sibling may arrive. Attempts that still run and can be committed follow one of these
    versions or version v - ``retain_versions``. All these versions are *recent*.
-5. A file is deleted only after a pointer has arrived, and only if two conditions hold. No recent version, of
-   any attempt, has the file in its chain, or is followed by a version that may adopt a snapshot with the
-   file's number. The file's number is below the recent versions, or the file was in
-   the chain that arrived before a snapshot replaced it. If a recent version cannot be read, nothing is
-   deleted.
+5. A file is deleted only after a pointer has arrived, and only if two conditions hold. First, no recent
+   version, of any attempt, has the file in its chain, or is followed by a version that may adopt a snapshot
+   with the file's number. Second, the file's number is below the recent versions, or the file was in the
+   chain that arrived before a snapshot replaced it. If a recent version cannot be read, nothing is deleted.
 6. The header of every later version names the files that a snapshot replaced, and the snapshot's own file,
    until the files are released. Another snapshot in the meantime does not change this.
 7. A commit begins a snapshot only if its lineage has no snapshot that a later commit may adopt, unless this

@@ -43,8 +43,8 @@ def hard_streams(seed: int = 1) -> Iterator[Ints]:
 class CodecTests:
     """The contract of a codec: it reports that values do not fit, or it encodes and decodes them exactly.
 
-    Register the codec with `penstock.compression.codecs.registry.register`, so that nodes find it. The tests
-    of a lossy codec override `check`.
+    Register the codec with `penstock.compression.codecs.registry.register`, so that encoded streams find it.
+    The tests of a lossy codec override `check`.
     """
 
     @pytest.fixture
@@ -84,7 +84,7 @@ class CodecTests:
                 self.check(decode_stream(node, None, start, stop), values[start:stop])
 
     def test_damage_is_refused_or_harmless(self, codec: Codec) -> None:
-        """Decode nodes with one changed byte; expect an error, or as many values as before."""
+        """Decode encoded streams with one changed byte; expect an error, or as many values as before."""
         generator = np.random.default_rng(2)
         for values in self.streams():
             node = _encode(codec, values)

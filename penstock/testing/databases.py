@@ -95,7 +95,7 @@ class DatabaseTest:
         self._db = self._database.open(self._directory)
 
     def crash(self, procedure: str, /, **attributes: Any) -> None:
-        """Run a transaction and kill its process once it is durable, before the caller gets the result.
+        """Run a transaction; kill the process once the transaction is durable, before the call returns.
 
         Then another process recovers the database from its log, including the transaction.
 

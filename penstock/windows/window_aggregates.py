@@ -42,8 +42,8 @@ ACCUMULATED_KINDS = frozenset({"count", "sum", "m2", "min", "max"})
 class NumberingLimits:
     """The limits up to which all possible window groups are numbered.
 
-    All possible window groups get numbers if there are at most `max_empty` of them, plus `max_per_row` for
-    each row. Otherwise only window groups with rows get numbers.
+    All possible window groups get numbers if there are at most ``max_empty + max_per_row * rows`` of them.
+    Otherwise only window groups with rows get numbers.
     """
 
     max_empty: int = 1024

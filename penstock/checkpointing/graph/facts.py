@@ -44,7 +44,7 @@ class ReaderFacts:
     released : int
         The number of the first row that the subscription has not released.
     committed : int
-        The query has committed all rows from its first row to before this row.
+        The query has committed all rows before this row, from its first row on.
     lag : int
         The number of durable rows that are in no committed micro-batch yet.
     """

@@ -12,7 +12,7 @@ Invariants (docs/design/0007-p-streams.md):
 2. Entries are deleted in ascending order, and only entries before the newest start's entry. So if entry n
    still exists after a process has read or created entry n + 1, there is only one entry n + 1. If entry n is
    gone, the process may have created a second entry n + 1, which no other process will find.
-3. A start is durable before entries that it replaces are deleted. So is a release before rows are deleted.
+3. A start is durable before entries that it replaces are deleted, and a release before rows are deleted.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class PStreamReader:
     Raises
     ------
     InvalidUsageError
-        If the stream or a column does not exist, rows from `start` on are released, or the p-stream ends
-        before `start`.
+        If the stream or a column does not exist, rows at or after `start` have been released, or the
+        p-stream ends before `start`.
     CorruptDataError
         If the stream's files are damaged.
     UnavailableError

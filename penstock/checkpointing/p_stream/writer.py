@@ -187,7 +187,7 @@ class PStreamWriter:
             Rows with the stream's columns, in any order. A dict holds columns as sequences, a list holds a
             dict for each row; both are slow. Arrow texts may be dictionary-encoded, which is faster. Arrow
             memory is shared, not copied, until the rows are encoded. Until then it counts as pending. A
-            dictionary counts in full for each part of the rows.
+            dictionary counts in full for each chunk of the rows that uses it.
         clock : mapping of str to int, optional
             The positions in the sources after these rows. Sources that are not named keep their position.
 
@@ -409,7 +409,7 @@ class PStreamWriter:
         return f"PStreamWriter({self._stream.files.location!r}, writer={self.name!r})"
 
     def metrics(self) -> dict[str, Any]:
-        """Return the counts of calls, of calls with durable rows, of pending and written bytes, and of rows.
+        """Return the numbers of appends, of durable appends, of pending and written bytes, and of rows.
 
         The result also has the number of column blocks with a chosen codec, and the number of deoptimised
         blocks. A block is deoptimised if a value does not fit the chosen codec, so that the default codec

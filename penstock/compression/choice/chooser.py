@@ -71,9 +71,9 @@ class Chooser:
     """Decides how to encode columns, keeps the decisions, and renews them periodically.
 
     A chooser decides about a column at the first block, when the column's type changes, and after a block in
-    which a value did not fit. It also decides again after `interval_s`, or after 40 times the duration of the
-    decisions about all columns if that is longer. Each writer has its own chooser, because a chooser is not
-    thread-safe.
+    which a value did not fit. It also decides again after `interval_s` or, if that is longer, after 40 times
+    the total duration of the decisions about all columns. Each writer has its own chooser, because a chooser
+    is not thread-safe.
 
     Parameters
     ----------

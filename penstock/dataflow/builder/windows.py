@@ -49,7 +49,7 @@ class Windows(GraphBase):
         Windows are bounded by time or by row count. In lazy and eager mode the aggregate is an update stream
         with the most recent window of each group; its key is the group. In these modes, windows of different
         groups are emitted at different times. The same holds for row windows and session windows in every
-        mode. Such windows can be neither the input of `join_windows` nor of an aggregate with
+        mode. Such windows can be the input of neither `join_windows` nor an aggregate with
         ``group_by("window")``.
 
         Parameters

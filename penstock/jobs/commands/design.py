@@ -40,7 +40,7 @@ def design(
         typer.Option(
             metavar="TABLE=FILE",
             help="With --requests: the initial rows of a table, as Parquet. May be repeated. They are needed "
-            "if a procedure reads keys from rows: the search then runs it to see its keys.",
+            "if a procedure reads keys from rows: the search then runs the procedure to see its keys.",
             show_default=False,
         ),
     ] = None,
@@ -53,7 +53,8 @@ def design(
         int | None,
         typer.Option(
             metavar="BYTES",
-            help="With --log or --table: the memory of a partition, for these rows.",
+            help="With --log or --table: the memory of a partition. Designs that need more for these "
+            "rows are excluded.",
             show_default=False,
         ),
     ] = None,
@@ -76,7 +77,7 @@ def design(
         typer.Option(metavar="COLUMN", help="For a p-stream: the key. May be repeated.", show_default=False),
     ] = None,
     cost: Annotated[str, typer.Option(help="For a p-stream: the time to process a tuple.")] = "50us",
-    staleness: Annotated[str, typer.Option(help="For a p-stream: the mean staleness of keys.")] = "1s",
+    staleness: Annotated[str, typer.Option(help="For a p-stream: the mean staleness allowed.")] = "1s",
     cores: Annotated[int, typer.Option(help="For a p-stream: the maximum number of buckets.")] = 8,
     size: Annotated[
         str | None, typer.Option(help="For a p-stream: the size of windows.", show_default=False)

@@ -49,7 +49,7 @@ def gc(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A reader of a p-stream that is gone for good. No rows are kept for it. May be repeated.",
+            help="For a p-stream: a reader that is gone for good. No rows are kept for it. May be repeated.",
             show_default=False,
         ),
     ] = None,

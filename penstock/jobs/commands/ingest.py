@@ -106,10 +106,10 @@ def ingest(
 ) -> None:
     """Append files, stdin, a socket or messages to a p-stream.
 
-    Files are read exactly once. Each commit records how far they were read. However the command ends, even by
-    a kill, the same command continues from the last commit. Stdin and sockets cannot be read again: if the
-    command is killed, rows that it has read but not committed are lost, and rows that are sent again are
-    appended again.
+    Files are read exactly once. Each commit records how far they were read. If the command ends for any
+    reason, even by a kill, run the same command again, and it continues from the last commit. Stdin and
+    sockets cannot be read again: if the command is killed, rows that it has read but not committed are lost,
+    and rows that are sent again are appended again.
 
     MQTT messages are acknowledged once their rows are durable. The broker keeps all other messages for a day,
     so a restart of this command loses none. After a crash, some messages may be appended twice. WebSocket

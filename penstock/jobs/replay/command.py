@@ -55,14 +55,14 @@ def replay(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Answer what this policy would have done.", show_default=False),
+        typer.Option(metavar="NAME", help="Show what this policy would have done.", show_default=False),
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Override a field.", show_default=False),
     ] = None,
     shown: Annotated[
-        int, typer.Option("--rows", min=0, help="The most rows to show of each difference.")
+        int, typer.Option("--rows", min=0, help="The maximum number of rows to show for each difference.")
     ] = 3,
     as_json: JsonOption = False,
     debug: DebugOption = False,

@@ -1,8 +1,8 @@
 """User-defined aggregates: their definition, and their names in SQL text.
 
-SQL names an aggregate by its module, so that every worker can import it, as in ``own('shop:GeometricMean',
-price)``. If an aggregate takes several values, they are the fields of one struct, so every aggregate has one
-column of values.
+SQL names an aggregate by its module and class, so that every worker can import it. An example is
+``own('shop:GeometricMean', price)``. If an aggregate takes several values, they are the fields of one struct,
+so every aggregate has one column of values.
 """
 
 from __future__ import annotations

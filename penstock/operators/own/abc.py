@@ -101,10 +101,10 @@ class Operator(ABC):
         """
 
     def waiting(self) -> int:
-        """Return the number of keys that wait for the next micro-batch even if no row arrives.
+        """Return the number of keys that need the next micro-batch even if no row arrives.
 
-        Keys may wait for a timeout, for example. Override this method only if keys wait, because Spark then
-        also triggers without input.
+        Keys may wait for a timeout, for example. Override this method only if keys can wait: once it is
+        overridden, Spark also triggers without input.
         """
         return 0
 

@@ -56,7 +56,8 @@ class BatchMetrics:
         Served tuples that are charged to the budget. This number differs from `emitted` only for eager
         windows, because some served windows are not complete yet.
     budget_rows : int
-        Tuples that the controller of a freshness contract allowed to serve; 0 if there is no contract.
+        The number of tuples that the controller of a freshness contract allowed the operator to serve; 0 if
+        there is no contract.
     interval_ms : float
         The trigger interval that the controller of a freshness contract chose; 0 if there is no contract, or
         if keys wait and the next micro-batch starts at once. For several buckets, the shortest interval.

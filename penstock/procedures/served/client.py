@@ -122,7 +122,7 @@ class DatabaseClient:
     def call_once(
         self, request_id: str, procedure: str, /, *positional: Never, **attributes: Any
     ) -> dict[str, Any]:
-        """Run one transaction once, even if calls repeat the id; return what `call` returns.
+        """Run a transaction once, even if the call is repeated with the same id; return what `call` returns.
 
         The client tries again while the server does not answer, even across a restart of the server. The
         database remembers its last 131,072 such requests.

@@ -56,8 +56,8 @@ def metrics(query: StreamingQuery | SeveralQueries) -> MetricsList:
 
     There is one entry for each batch and operator. Spark keeps the last
     ``spark.sql.streaming.numRecentProgressUpdates`` batches. The fields are ``query``, ``query_id``,
-    ``batch_id``, ``timestamp``, ``operator``, ``batch_ms``, ``bad_records`` (of a pipeline's sources),
-    ``spark_ms`` (Spark's time by phase), and the fields of
+    ``batch_id``, ``timestamp``, ``operator``, ``batch_ms``, ``bad_records`` (of a pipeline's sources and
+    of `penstock.decode_kafka`), ``spark_ms`` (Spark's time by phase), and the fields of
     `penstock.operators.scheduling.metrics.BatchMetrics`, with ``queue_staleness_ms`` and
     ``application_staleness_ms`` as ``{"avg", "p50", "p95", "max"}``.
 

@@ -122,7 +122,7 @@ def update_join(
         As for `penstock.update_queue`.
     late_to : str or path, optional
         The location of a p-stream to which each dropped row is written exactly once. The columns are the
-        columns of both sides (null in the columns of the side from which the row did not come), ``reason``
+        columns of both sides (in a row of one side, the columns of the other side are null), ``reason``
         (``"late"``, ``"duplicate"``, or why the row is refused), ``watermark`` (the first time that would not
         have been late), and ``side`` (``"left"`` or ``"right"``). See ``docs/how-to/late-rows.md``.
     schema : StructType or str, or mapping, optional

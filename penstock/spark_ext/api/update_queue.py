@@ -86,9 +86,9 @@ def update_queue(
     Then up to `budget` keys leave the queue in the order of `policy`. Keys that still wait are served in
     later triggers, even without new input. The result is for ``outputMode("append")``.
 
-    With a budget or a freshness contract, Spark runs micro-batches all the time. ``processAllAvailable`` of
-    the query that ``start()`` returns waits until the available input is processed and no key waits.
-    ``penstock.run`` ends such a query with the trigger ``availableNow``.
+    With a budget or a freshness contract, Spark runs micro-batches all the time. To wait until the available
+    input is processed and no key waits, call ``processAllAvailable`` on the query that ``start()`` returns.
+    With the trigger ``availableNow``, such a query does not end by itself; ``penstock.run`` ends it.
 
     Parameters
     ----------
@@ -99,11 +99,12 @@ def update_queue(
     time : str
         The column that orders the updates of a key; the later arrival wins a tie.
     policy : {"in_place", "fifo", "linecutting", "freshest"}
-        The order in which waiting keys are served (UpStream §5.2, §5.3; ``"freshest"`` is an index policy).
+        The order in which waiting keys are served (UpStream §5.2, §5.3). ``"freshest"``,
+        which is not in the paper, first serves the keys whose service lowers staleness most.
     budget : int, str or None
         How much to serve in a trigger: a number of rows; or, with `apply`, a duration such as ``"800ms"``; or
-        None to serve all waiting keys. In local mode, the duration is that of a trigger; on a cluster, it is
-        that of each of Spark's shuffle partitions.
+        None to serve all waiting keys. In local mode, the duration applies to the whole trigger; on a
+        cluster, to each of Spark's shuffle partitions.
     freshness : mapping, optional
         A contract instead of a budget: how stale results may be, such as ``{"p95": "2 s"}``. The limits may
         differ by class of key: ``{"p95": {"gold": "500 ms", "other": "5 s"}, "by": "tier"}``, with the most

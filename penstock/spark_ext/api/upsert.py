@@ -95,7 +95,8 @@ def upsert(
     InvalidUsageError
         If the address, a column or its type is wrong, a package is missing, or the table does not fit.
     UnavailableError
-        If the store does not answer for a minute.
+        If the store does not answer this call's check of the table for a minute, or for `patience` if that
+        is shorter.
     """
     keys, (time,) = column_names("key", key), column_names("time", time)
     df = _split_window(df)

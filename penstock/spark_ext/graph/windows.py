@@ -293,8 +293,8 @@ class ByWindow:
     projection : mapping of str to str
         Groups, and the values of partials: Spark SQL over windows with their aggregates.
     fragments : Fragments
-        The aggregation of values by `START_COLUMN`, the window's length and the groups; each window is one
-        pane.
+        The aggregation of values, grouped by `START_COLUMN`, the window's length, and the groups. Each window
+        is one pane.
     assembly : Assembly
         Computes aggregates from partials.
     """

@@ -70,9 +70,10 @@ def decode_kafka(
     name : str
         The name under which such values are counted. Each call in a query needs a different name.
     reject_to : str or path, optional
-        The location of a p-stream to which each such record is written exactly once: ``source`` (the name),
-        ``value``, ``topic``, ``partition`` and ``offset`` if `records` have them, and ``reason``. With
-        ``"keep"`` the rows are also kept. See ``docs/how-to/late-rows.md``.
+        The location of a p-stream to which each record with a value that cannot be read, or with a field of
+        the wrong type, is written exactly once: ``source`` (the name), ``value``, ``topic``, ``partition``
+        and ``offset`` if `records` have them, and ``reason``. With ``"keep"`` the rows are also kept. See
+        ``docs/how-to/late-rows.md``.
     value_schema : str or path, optional
         The Avro or Protobuf schema that defines the columns: a text, an Avro schema's file, a ``.proto``
         file, or a file with a ``FileDescriptorSet``. By default the newest schema in the registry.

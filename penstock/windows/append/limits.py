@@ -23,8 +23,8 @@ class PaneLimits:
         Stacks are built only if the ratio of the window length to the time that a micro-batch advances is at
         least this number.
     min_silent_groups, groups_per_live : int
-        Groups without entries are forgotten if there are more of them than `min_silent_groups`, plus
-        `groups_per_live` for each group with entries. Then the remaining groups are renumbered.
+        Groups without entries are forgotten if the number of all groups exceeds `min_silent_groups` plus
+        `groups_per_live` times the number of groups with entries. Then the remaining groups are renumbered.
     front_slack : int
         The front of the stacks is compacted when it has this many times the entries that it needs.
     min_repeats_to_combine : int

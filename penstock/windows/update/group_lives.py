@@ -1,4 +1,4 @@
-"""Groups that leave the state of lazy and eager windows after their time to live without tuples.
+"""Groups that get no tuples for their time to live, and so leave the state of lazy and eager windows.
 
 The watermark is the current time. A group leaves at the end of the first micro-batch in which two conditions
 hold: its newest pane ended at least the time to live before the watermark, and none of its windows waits or
