@@ -112,7 +112,7 @@ def operator_batches(progress: StreamingQueryProgress) -> list[OperatorBatch]:
 
 
 def bad_records(progress: StreamingQueryProgress) -> int:
-    """Return the number of records that a pipeline's sources could not read in one micro-batch."""
+    """Return the number of records that could not be read or decoded in one micro-batch."""
     observed = observed_metrics(progress)
     return sum(row["records"] for name, row in observed.items() if name.startswith(BAD_RECORDS_PREFIX))
 
