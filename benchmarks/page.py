@@ -248,9 +248,10 @@ micro-batches are medians after a warm-up.
 ## Update queues
 
 Each contender keeps the newest tuple of each key, with three columns, in state. `native` is Spark's
-`groupBy(key).agg(max_by(struct))`. `native-flat` is `agg(max(ts), max_by(value, ts))`, which Spark compiles
-to faster code if all columns have a fixed width. `per-key` is `applyInPandasWithState` grouped by the update
-key. `native = 1` is the speed relative to Spark's ([file](../benchmarks/results/update_queue_speed.txt)).
+`groupBy(key).agg(max_by(struct))`. `native-flat` is `agg(max(ts), max_by(value, ts))`, which Spark
+compiles to faster code if all columns have a fixed width. `per-key` is `applyInPandasWithState` grouped
+by the update key. The column `native = 1` has the speed relative to `native`
+([file](../benchmarks/results/update_queue_speed.txt)).
 
 {text_table("update_queue_speed", "workload", UPDATE_QUEUE_SPEED, gap=4)}
 
@@ -268,10 +269,11 @@ The working copies of an update queue ([file](../benchmarks/results/update_queue
 
 ## Windows
 
-The queries of (Scabbard Table 3), and NEXMark's fifth (NQ5), in Spark with checkpoints on, million tuples a
-second. Each row shows the newest run that also measured Spark's own windows over Parquet files. `sample`
-uses the files' own event times, `dense` has 10,000 tuples in each second of event time. An empty cell was not
-measured in this run ([file](../benchmarks/results/windows_in_spark.txt), with the sizes of micro-batches).
+The queries of Scabbard's Table 3 and NEXMark's fifth query (NQ5) run in Spark, with checkpoints. Speeds
+are in million tuples a second. Each row shows the newest run that also measured Spark's own windows over
+Parquet files. `sample` uses the files' own event times, `dense` has 10,000 tuples in each second of event
+time. An empty cell was not measured in this run ([file](../benchmarks/results/windows_in_spark.txt), with
+the sizes of micro-batches).
 
 {windows()}
 
@@ -285,9 +287,10 @@ tuples a second. `Scabbard` is the speed of the paper's own system on this machi
 
 ## Transactions
 
-GS, SL, OB and TP (TStream §VI-A) in one thread, all rows changed since the last version, million transactions
-a second ([file](../benchmarks/results/transactions_speed.txt)). `kernel` prefetches from large tables;
-`dicts` is plain Python.
+The programs GS, SL, OB and TP (TStream §VI-A) run in one thread. Every row has changed since the last
+version. Speeds are in million transactions a second
+([file](../benchmarks/results/transactions_speed.txt)). `kernel` prefetches from large tables; `dicts` is
+plain Python.
 
 {text_table("transactions_speed", "program", TRANSACTIONS_SPEED)}
 
@@ -308,11 +311,11 @@ same requests, one or a hundred a commit ([file](../benchmarks/results/oltp.txt)
 results and tables of Penstock. `--benchmarks tatp ycsb` runs others. `--quick` takes small tables.
 
 `python -m benchmarks.partitions.partitions` compares partitions: transfers with more and more work, then
-SmallBank and TPC-C ([file](../benchmarks/results/partitions.txt)). Splitting a call takes about half as long
-as running its transfers, so two partitions pay off for transactions with more work. `python -m
+SmallBank and TPC-C ([file](../benchmarks/results/partitions.txt)). Splitting a call takes about half as
+long as running its transfers, so two partitions pay off for transactions with more work. `python -m
 benchmarks.paper.h_store` runs Voter on one to eight partitions, as in (H-Store Fig. 3.10,
-[file](../benchmarks/results/h_store_fig3_10.txt)); those beyond the cores of the machine are in virtual time,
-and the result says so.
+[file](../benchmarks/results/h_store_fig3_10.txt)); runs with more partitions than the machine has cores
+are in virtual time, and the result says so.
 
 `python -m benchmarks.designs.designs` compares the designs of [`penstock design`](how-to/design.md) with
 those of simpler algorithms, as in (H-Store Fig. 4.5), and counts designs a second

@@ -24,7 +24,7 @@ __all__ = ["WindowJoin"]
 
 @dataclass(frozen=True, slots=True)
 class WindowJoin(Node):
-    """Join windows of two aggregates that end together, by columns of the same name.
+    """Join windows of two aggregates, if the windows end at the same time, by columns of the same name.
 
     The join runs in tumbling windows whose length is the slide. Each tumbling window joins the windows of
     both sides that end when it ends. The output has the left side's columns, with the tumbling window as

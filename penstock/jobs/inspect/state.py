@@ -29,7 +29,10 @@ _UNLIMITED: Final = 10_000
 def survey_buckets(
     path: str, checkpoint: str | None, retain_versions: int
 ) -> Iterator[tuple[Operator, int, BucketSurvey]]:
-    """Survey the buckets at `path`, with a checkpoint only its query's; show a progress bar on a terminal."""
+    """Survey the buckets at `path`, or only those of a checkpoint's query.
+
+    On a terminal, show a progress bar.
+    """
     operators = find_operators(open_files(path))
     committed: dict[str, Pointer] = {}
     if checkpoint is not None:

@@ -148,8 +148,8 @@ class OperatorRows:
         Parameters
         ----------
         given : mapping of str to str
-            The sink's options. By default the goal is ``"fast"``, because operators write results themselves
-            only if there are too many to pass through Spark.
+            The sink's options. The default goal is ``"fast"``: operators write results themselves only if
+            there are too many to pass through Spark, so speed matters most.
         schema : StructType
             The rows' columns.
 
