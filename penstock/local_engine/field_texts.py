@@ -239,8 +239,12 @@ def _parse_times(texts: pa.ChunkedArray[Any], kind: pa.DataType, zone: str) -> p
 
 
 def is_zone(name: str) -> bool:
-    """Return whether `to_instants` knows a zone by this name: of the time zone database, or an offset."""
-    return name in _zones() or re.fullmatch("[+-](0[0-9]|1[0-7]):[0-5][0-9]", name) is not None
+    """Return whether `to_instants` knows a zone by this name, without reading the list of all zones."""
+    try:
+        pc.assume_timezone(pa.array([0], pa.timestamp("us")), name)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def to_instants(times: pa.ChunkedArray[Any], zone: str) -> pa.ChunkedArray[Any]:
